@@ -5,6 +5,8 @@ Started by the `alembic` command itself, for developers, it opens the default da
 
 from __future__ import annotations
 
+import os
+
 from sqlalchemy import Connection, inspect
 
 from alembic import context
@@ -38,5 +40,5 @@ given = context.config.attributes.get("connection")
 if given is not None:
     _run(given)
 else:
-    with db.migrating(db.open_engine(db.default_url())) as own:
+    with db.migrating(db.open_engine(db.to_url(os.environ.get("PFLBENCH_DB") or "pflbench.db"))) as own:
         _run(own)

@@ -74,7 +74,7 @@ class Arm:
             seeds = [replace(run, spec=spec.model_copy(update={"seed": seed})) for seed in range(SEEDS)]
             self.executor = run.executor(run.initial_model(), SEEDS)
             pack = Pack(self.executor, SEEDS)
-            feds = [one.clients(one.initial_model(), own) for one, own in zip(seeds, pack.executors, strict=True)]
+            feds = [one.federation(own) for one, own in zip(seeds, pack.executors, strict=True)]
             made = pack.together([(found for found, _ in rounds(run.method, fed)) for fed in feds])
             self._rounds: Generator[dict[str, float]] = (found for _, found in made)
         else:

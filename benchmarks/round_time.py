@@ -41,8 +41,7 @@ from pflbench.run.execution import Execution, find_device
 from pflbench.run.federation_data import FederationData, load_federation_data
 from pflbench.run.plan import RunOptions, plan
 from pflbench.run.prepared import prepare
-from pflbench.run.round import CommunicationRound
-from pflbench.run.testing import HEADLINE
+from pflbench.run.round import HEADLINE, CommunicationRound
 from pflbench.spec import RunSpec
 
 Round = Callable[[], float]

@@ -76,7 +76,7 @@ def write_all(url: str, seed: int, rounds: int, clients: int, ready: Any, times:
     with locks.locked(engine, spec.key) as hold:
         begun = "2026-01-01T00:00:00Z"
         writer = RunWriter(engine, runs.find(engine, run_id), begun, hold)
-        writer.begin(status="running", started_at=begun)
+        writer.change(status="running", started_at=begun)
         for i, record in enumerate(todo):
             before = time.perf_counter()
             writer.round(record)

@@ -20,13 +20,6 @@ def torchvision() -> ModuleType:
     try:
         return importlib.import_module("torchvision")
     except RuntimeError:
-        _declare_operators()
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         return importlib.import_module("torchvision")
-
-
-@cache  # also keeps the library alive: collecting it would withdraw the schemas
-def _declare_operators() -> torch.library.Library:
-    library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]
-    return library

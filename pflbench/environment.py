@@ -15,6 +15,7 @@ from typing import Any
 from pflbench import __version__
 
 PACKAGES = ("torch", "torchvision", "numpy", "sqlalchemy", "scikit-learn")
+_version = cache(version)
 
 
 def describe(host: bool = False) -> dict[str, Any]:
@@ -23,17 +24,12 @@ def describe(host: bool = False) -> dict[str, Any]:
         "pflbench": __version__,
         "commit": commit(),
         "python": platform.python_version(),
-        "packages": dict(_packages()),
+        "packages": {name: _version(name) for name in PACKAGES},
         "platform": platform.platform(),
         "processor": processor(),
         "cores": os.cpu_count(),
         **({"host": platform.node()} if host else {}),
     }
-
-
-@cache
-def _packages() -> dict[str, str]:
-    return {name: version(name) for name in PACKAGES}
 
 
 @cache  # later commits and edits are not in the code that this process has loaded

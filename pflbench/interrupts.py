@@ -1,8 +1,8 @@
 """Signals that ask a command to end: Ctrl-C, and SIGTERM and SIGHUP, which schedulers and closed terminals send.
 
 The first signal raises KeyboardInterrupt in the main thread, so that runs write checkpoints. Later signals within GRACE
-seconds are only answered: they would interrupt that. A signal that is ignored when the command begins stays ignored, such as
-SIGHUP under `nohup`.
+seconds are only answered: they would interrupt that. A second Ctrl-C, pressed DELIBERATE seconds or more after the first, ends
+the process at once. A signal that is ignored when the command begins stays ignored, such as SIGHUP under `nohup`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ from typing import NoReturn
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 GRACE = 3.0  # seconds
+DELIBERATE = 1.0  # seconds: programs that pass Ctrl-C on, such as make, send it twice at once
 _UNTOUCHED = (signal.SIG_DFL, signal.default_int_handler)
-_PATIENCE = b"\nStopping after this step: what has been reached is being kept.\n"
+_STOPPING = b"\nStopping after this step and keeping a checkpoint. Ctrl-C again stops at once.\n"
+_STOPPED = b"\nStopped at once. The same command continues after the last checkpoint.\n"
+_SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it
 
 _first: int | None = None  # the signal that came first
+_interrupted = float("inf")  # when Ctrl-C was pressed first
 _raised = float("-inf")  # when KeyboardInterrupt was raised last
 _depth = 0  # of nested `held` blocks
 _waiting = False  # whether the end of `held` raises KeyboardInterrupt
@@ -33,8 +37,8 @@ def caught(*, last: bool = False) -> Iterator[None]:
 
     last: the process ends after the block. If a signal has come, further ones are ignored, else Python would print tracebacks.
     """
-    global _first, _raised, _depth, _waiting
-    _first, _raised, _depth, _waiting = None, float("-inf"), 0, False
+    global _first, _interrupted, _raised, _depth, _waiting
+    _first, _interrupted, _raised, _depth, _waiting = None, float("inf"), float("-inf"), 0, False
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -79,11 +83,19 @@ def exit_code() -> int:
 
 def arrive(number: int, _: FrameType | None) -> None:
     """The handler of these signals."""
-    global _first, _waiting
+    global _first, _interrupted, _waiting
     _first = _first or number
-    again = time.monotonic() < _raised + GRACE
+    now = time.monotonic()
+    again = now < _raised + GRACE
+    stop = number == signal.SIGINT and now > _interrupted + DELIBERATE
+    if number == signal.SIGINT:
+        _interrupted = min(_interrupted, now)
     with suppress(OSError):
-        os.write(2, _PATIENCE)  # not by print, which may be under way itself
+        os.write(2, _STOPPED if stop else _STOPPING)  # not by print, which may be under way itself
+    if stop:
+        if os.isatty(2):
+            os.write(2, _SHOW_CURSOR)
+        os._exit(exit_code())
     if not _depth and not again:
         _raise()
     _waiting = not again

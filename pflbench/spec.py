@@ -31,7 +31,7 @@ OTHER_CONTENT = ", other content "
 
 
 class DataSpec(Spec):
-    """A dataset of the table of contents (`name`, `variant`) or own data (`folder`, `npz`, `csv`: `path`).
+    """A dataset of the table of contents (`name`, `variant`) or own data (`folder`, `npz`, `csv`, ...: `path`).
 
     content: SHA-256 (hex) of the data; None for a dataset's official content.
     """
@@ -114,6 +114,17 @@ class Groups(_Partition):
         return f"Groups({self.groups})"
 
 
+class Natural(_Partition):
+    """methods.md 3.6: a client for each owner of samples."""
+
+    scheme: Literal["natural"] = "natural"
+    min_samples: int | None = Field(None, ge=1)
+
+    @property
+    def label(self) -> str:
+        return "Natural"
+
+
 class Pfllib(Spec):
     """A folder that PFLlib wrote: partition and data together. `kind`, `beta`, `classes_per_client` as its config.json says."""
 
@@ -133,7 +144,7 @@ class Pfllib(Spec):
         return f"PFLlib {inner}"
 
 
-PartitionSpec = Annotated[Pathological | Dirichlet | IID | Groups | Pfllib, Field(discriminator="scheme")]
+PartitionSpec = Annotated[Pathological | Dirichlet | IID | Groups | Natural | Pfllib, Field(discriminator="scheme")]
 
 
 # Options of training that mean something under some choices of another one only.

@@ -32,7 +32,8 @@ def _commands_are_made_once() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_is_kept_in_the_users_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        for what in ("STATE", "CACHE"):
+            patch.setenv(f"XDG_{what}_HOME", str(tmp_path_factory.mktemp(what)))
         yield
 
 

@@ -7,7 +7,6 @@ machines round otherwise. The commands without `$` are typed as well, with --dry
 
 from __future__ import annotations
 
-import json
 import lzma
 import re
 import shlex
@@ -19,7 +18,7 @@ import numpy as np
 import pytest
 import typer.main
 from support.command import ROOT, Shell
-from support.vision_files import put_set
+from support.vision_files import put_pfllib, put_set
 
 from pflbench.cli import app
 
@@ -136,13 +135,7 @@ def lay_out_data() -> None:
             for n in range(60):
                 pixels = random.integers(0, 256, (32, 32, 3), np.uint8)
                 Path(folder, str(k), f"{n}.ppm").write_bytes(b"P6 32 32 255\n" + pixels.tobytes())
-    for side in ("train", "test"):
-        Path("MNIST", side).mkdir(parents=True)
-        for client in range(2):
-            held = {"x": random.random((20, 1, 28, 28), np.float32), "y": np.arange(20) % 10}
-            np.savez(Path("MNIST", side, f"{client}.npz"), data=np.array(held, dtype=object))
-    config = {"num_clients": 2, "num_classes": 10, "non_iid": True, "balance": False, "partition": "dir", "alpha": 0.1}
-    Path("MNIST", "config.json").write_text(json.dumps(config))
+    put_pfllib(Path("MNIST"), side=28, num_classes=10, non_iid=True, balance=False, partition="dir", alpha=0.1)
     for name in ("agnews-quick", "cifar10-6000", "mnist-6000"):
         Path(f"{name}.db").write_bytes(lzma.decompress((ROOT / "reports" / f"{name}.db.xz").read_bytes()))
     Path("examples").symlink_to(ROOT / "examples")

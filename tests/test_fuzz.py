@@ -8,6 +8,7 @@ import sqlite3
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from support.store_samples import make_partition, make_record, make_spec, write_round
-from support.vision_files import put_set
+from support.vision_files import put_pfllib, put_set
 
 from pflbench import data
 from pflbench.data import images, table, tiny
@@ -35,15 +36,17 @@ FEW, MANY = 10, 300  # of 1,500 the longest takes 80 s
 NAMES = ["num_clients", "num_classes", "partition", "alpha", "non_iid", "balance", "Size of samples for labels in clients"]
 
 
+def _loaded(dataset: str, up: int, path: Path) -> None:
+    """dataset: as it is typed, from the path. up: how far above the file the data folder is."""
+    root = path.parents[up]
+    spec = data.parse(dataset.format(path), root)
+    data.defaults(spec, root)
+    data.load(spec, root)
+
+
 def _npz(folder: Path) -> Path:
     np.savez(folder / "a.npz", x=np.zeros((6, 4), np.float32), y=np.arange(6) % 2, classes=np.array(["a", "b"]))
     return folder / "a.npz"
-
-
-def _npz_read(path: Path) -> None:
-    spec = data.parse(f"npz:{path}", path.parent)
-    data.defaults(spec, path.parent)
-    data.load(spec, path.parent)
 
 
 def _csv(folder: Path) -> Path:
@@ -56,11 +59,6 @@ def _idx(folder: Path) -> Path:
     return folder / "MNIST" / "raw" / "train-labels-idx1-ubyte"
 
 
-def _idx_read(path: Path) -> None:
-    root = path.parents[2]
-    data.load(data.parse("mnist", root), root)
-
-
 def _cifar(folder: Path) -> Path:
     (folder / "cifar-10-batches-py").mkdir()
     for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"):
@@ -68,21 +66,11 @@ def _cifar(folder: Path) -> Path:
     return folder / "cifar-10-batches-py" / "data_batch_1"
 
 
-def _cifar_read(path: Path) -> None:
-    root = path.parents[1]
-    data.load(data.parse("cifar10", root), root)
-
-
 def _image(folder: Path) -> Path:
     for k, name in enumerate("ab"):
         (folder / "images" / name).mkdir(parents=True)
         Image.fromarray(np.full((16, 16), 9 * k, np.uint8)).save(folder / "images" / name / "0.png")
     return folder / "images" / "a" / "0.png"
-
-
-def _image_read(path: Path) -> None:
-    spec = data.parse(f"folder:{path.parents[1]}", path.parents[2])
-    data.load(spec, path.parents[2])
 
 
 def _zip(folder: Path) -> Path:
@@ -103,11 +91,7 @@ def _zip_read(path: Path) -> None:
 
 
 def _pickle(folder: Path) -> Path:
-    for side in ("train", "test"):
-        (folder / side).mkdir()
-        np.savez(folder / side / "0.npz", data=np.array({"x": np.zeros((6, 4), np.float32), "y": np.arange(6) % 2}, dtype=object))
-    (folder / "config.json").write_text('{"num_clients": 1, "num_classes": 2}')
-    return folder / "train" / "0.npz"
+    return put_pfllib(folder, clients=1, num_classes=2) / "train" / "0.npz"
 
 
 def _pickle_read(path: Path) -> None:
@@ -167,11 +151,11 @@ def _database_read(path: Path) -> None:
 
 
 READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
-    "npz": (_npz, _npz_read),
+    "npz": (_npz, partial(_loaded, "npz:{}", 0)),
     "csv": (_csv, table._read),
-    "idx": (_idx, _idx_read),
-    "cifar": (_cifar, _cifar_read),
-    "image": (_image, _image_read),
+    "idx": (_idx, partial(_loaded, "mnist", 2)),
+    "cifar": (_cifar, partial(_loaded, "cifar10", 1)),
+    "image": (_image, partial(_loaded, "folder:{.parents[1]}", 2)),
     "zip": (_zip, _zip_read),
     "pickled npz": (_pickle, _pickle_read),
     "config.json": (_config, _config_read),
@@ -195,13 +179,24 @@ def read_or_refused(read: Callable[[Path], object], path: Path) -> None:
         read(path)
 
 
-def fuzz(kind: str, folder: Path, examples: int) -> None:
+def fuzz(examples: int) -> settings:
+    return settings(
+        max_examples=examples, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    )
+
+
+lengths = pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["few", "many"])
+
+
+@lengths
+@pytest.mark.parametrize("kind", READERS)
+def test_bytes(kind: str, many: bool, tmp_path: Path) -> None:
     make, read = READERS[kind]
-    path = make(folder)
+    path = make(tmp_path)
     whole = path.read_bytes()
     read_or_refused(read, path)
 
-    @settings(max_examples=examples, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @fuzz(MANY // (10 if kind in ("idx", "cifar", "image", "database") else 1) if many else FEW)
     @given(EDITS)
     def each(edits: list[tuple[float, int, bytes]]) -> None:
         path.write_bytes(edited(whole, edits))
@@ -210,26 +205,16 @@ def fuzz(kind: str, folder: Path, examples: int) -> None:
     each()
 
 
-@pytest.mark.parametrize("kind", READERS)
-def test_bytes(kind: str, tmp_path: Path) -> None:
-    fuzz(kind, tmp_path, FEW)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", READERS)
-def test_many_bytes(kind: str, tmp_path: Path) -> None:
-    fuzz(kind, tmp_path, MANY if kind not in ("idx", "cifar", "image", "database") else MANY // 10)
-
-
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
 VALUES = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3))
 
 
-def configurations(folder: Path, examples: int) -> None:
+@lengths
+def test_configurations(many: bool, tmp_path: Path) -> None:
     """Any value where one is expected, under the names that PFLlib writes."""
-    path = _config(folder)
+    path = _config(tmp_path)
 
-    @settings(max_examples=examples, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @fuzz(MANY if many else 3 * FEW)
     @given(st.dictionaries(st.sampled_from(NAMES), VALUES))
     def each(config: dict[str, Any]) -> None:
         path.write_text(json.dumps({"num_clients": 1, **config}))
@@ -238,28 +223,20 @@ def configurations(folder: Path, examples: int) -> None:
     each()
 
 
-def test_configurations(tmp_path: Path) -> None:
-    configurations(tmp_path, 3 * FEW)
-
-
-@pytest.mark.slow
-def test_many_configurations(tmp_path: Path) -> None:
-    configurations(tmp_path, MANY)
-
-
 CELLS = st.none() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=8) | st.binary(max_size=8)
 
 
-def cells(folder: Path, examples: int) -> None:
+@lengths
+def test_cells(many: bool, tmp_path: Path) -> None:
     """One value of a database that is sound becomes any other."""
-    path = _database(folder)
+    path = _database(tmp_path)
     whole = path.read_bytes()
     connection = sqlite3.connect(path)
     tables = ("run", "partition", "round", "client_round", "series", "artifact")
     places = [(table, row[1]) for table in tables for row in connection.execute(f"PRAGMA table_info({table})")]
     connection.close()
 
-    @settings(max_examples=examples, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @fuzz(MANY // 5 if many else FEW)
     @given(st.sampled_from(places), CELLS | VALUES.map(json.dumps))
     def each(place: tuple[str, str], value: Any) -> None:
         path.write_bytes(whole)
@@ -274,15 +251,6 @@ def cells(folder: Path, examples: int) -> None:
         read_or_refused(_database_read, path)
 
     each()
-
-
-def test_cells(tmp_path: Path) -> None:
-    cells(tmp_path, FEW)
-
-
-@pytest.mark.slow
-def test_many_cells(tmp_path: Path) -> None:
-    cells(tmp_path, MANY // 5)
 
 
 @pytest.mark.parametrize("text", ["method: fedavg\x07", "method: " + "[" * 5000])

@@ -25,7 +25,7 @@ def stored(tmp_path_factory):
 
 def test_the_same_command_has_the_same_key(stored):
     """Method by method, from its hyperparameters as they were written down when the run was made."""
-    assert len({spec["method"]["name"] for _, spec in stored}) == 28
+    assert len({spec["method"]["name"] for _, spec in stored}) == 44
     for key, spec in stored:
         name = spec["method"]["name"]
         plugged = methods.load(name).ala_decides if name.endswith("+ala") else {}

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "plain": set(),
     "plugins": {"data", "methods", "models", "spec", "errors"},
     "papers": set(),
-    "data": {"plugins", "spec", "errors", "interrupts", "_torchvision"},
+    "data": {"plugins", "spec", "errors", "environment", "interrupts", "_torchvision"},
     "partition": {"spec", "errors"},
     "models": {"plugins", "spec", "errors", "_torchvision"},
     "engine": {"spec", "errors", "models", "environment", "interrupts"},
@@ -88,7 +88,7 @@ ONLY = {
     "errors": set(),
     "spec": {"pydantic"},
     "cli": {"typer", "rich", "sqlalchemy"},
-    "methods": {"torch", "numpy", "pydantic", "pydantic_core"},
+    "methods": {"torch", "numpy", "scipy", "pydantic", "pydantic_core"},
 }
 WITHOUT = {room: {"torch", "torchvision"} for room in ("store", "report", "site")}
 

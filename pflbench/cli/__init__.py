@@ -12,22 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from pflbench import __version__, interrupts
-from pflbench.cli import (
-    data,
-    db,
-    exchange,
-    methods,
-    models,
-    partition,
-    plot,
-    reproduce,
-    run,
-    runs,
-    site,
-    sweep,
-    table,
-    track,
-)
+from pflbench.cli import data, db, exchange, methods, models, partition, plot, reproduce, run, runs, site, sweep, table, track
 from pflbench.cli.console import BROKEN_PIPE, error, flushed, prepare_streams, remember, say
 from pflbench.cli.help import LongCommand
 from pflbench.errors import UserError, unknown, why
@@ -103,46 +88,43 @@ def _made(arguments: Sequence[str]) -> int:
     except Exception as raised:
         if os.environ.get("PFLBENCH_DEBUG") == "1":
             raise
-        code, message, hint = _explain(raised)
-        if message:
+        code, text = _explain(raised)
+        if text:
             with suppress(OSError):  # the terminal may be gone
-                error(message, hint)
+                error(text)
         return flushed(code)
 
 
-def _explain(raised: Exception) -> tuple[int, str, str]:
+def _explain(raised: Exception) -> tuple[int, str]:
+    """The exit code, and the message with its hint."""
     if isinstance(raised, UserError):
-        return 2, raised.message, raised.hint
+        return 2, str(raised)
     if isinstance(raised, _UsageError):
-        return 2, *_usage(raised)
+        return 2, _usage(raised)
     if isinstance(raised, typer.Abort):
-        return interrupts.exit_code(), "Aborted.", ""
+        return interrupts.exit_code(), "Aborted."
     if isinstance(raised, OSError):
         where = f": {raised.filename}" if raised.filename else ""
-        return 2, f"{raised.strerror or raised}{where}.", ""
+        return 2, f"{raised.strerror or raised}{where}."
     if "sqlalchemy" in sys.modules:
         from sqlalchemy.exc import OperationalError
 
         if isinstance(raised, OperationalError):
-            return 2, f"The database failed: {raised.orig}.", "`pflbench db check` looks for damage."
+            return 2, f"The database failed: {raised.orig}.\n`pflbench db check` looks for damage."
     text = " ".join(str(raised).split())[:500]
-    return (
-        1,
-        f"{type(raised).__name__}: {text}",
-        "A bug of pflbench: please report it with what PFLBENCH_DEBUG=1 shows.",
-    )
+    return 1, f"{type(raised).__name__}: {text}\nA bug of pflbench: please report it with what PFLBENCH_DEBUG=1 shows."
 
 
-def _usage(raised: Any) -> tuple[str, str]:
+def _usage(raised: Any) -> str:
     details: list[dict[str, Any]] = getattr(raised.__cause__, "errors", list)()
     if details and raised.param is not None and (valid := re.search(r" is not one of (.+)\.", details[0]["msg"])):
-        error = unknown(raised.param.opts[0], details[0]["input"], re.findall(r"'([^']+)'", valid[1]))
-        return error.message, error.hint
+        return str(unknown(raised.param.opts[0], details[0]["input"], re.findall(r"'([^']+)'", valid[1])))
     if details and raised.param is not None:  # a value that Pydantic refused to Typer
         text = f"{raised.param.opts[0]} {details[0]['input']} is not possible: {why(details)}"
     else:
         text = " ".join(raised.format_message().split())
     if not text:  # a group without a command: its help has been printed
-        return "", ""
+        return ""
     command = raised.ctx.command_path if raised.ctx else "pflbench"
-    return text if text.endswith((".", "?", ")")) else f"{text}.", f"See `{command} --help`."
+    end = "" if text.endswith((".", "?", ")")) else "."
+    return f"{text}{end}\nSee `{command} --help`."

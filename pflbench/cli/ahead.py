@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pflbench.cli.console import duration, message, say
-from pflbench.cli.db import opened, opened_if_there
+from pflbench.cli.db import opened_or_empty
 
 if TYPE_CHECKING:
     from pflbench.errors import UserError
@@ -24,40 +23,29 @@ OVER = ("finished", "diverged", "failed")
 
 @dataclass(frozen=True)
 class Ahead:
-    """runs: that are not over. without: dataset -> why it cannot be read. together: runs at a time; 0 if a cluster decides.
+    """runs: that are not over; here: those that can start. without: dataset -> why it cannot be read.
 
-    forecast: None if it takes a few minutes at most, or if no data are here.
+    together: runs at a time; 0 if a cluster decides. forecast: None if it takes a few minutes at most, or if no data are here.
     """
 
     state: SweepState
     runs: list[RunSpec]
+    here: list[RunSpec]
     without: dict[str, UserError]
     together: int
     forecast: Forecast | None
 
-    @property
-    def here(self) -> list[RunSpec]:
-        """The runs that can start."""
-        return [spec for spec in self.runs if spec.data.label not in self.without]
-
-    @property
-    def seconds(self) -> float | None:
-        return None if self.forecast is None or self.forecast.seconds is None else self.forecast.seconds / (self.together or 1)
-
-    @property
-    def memory(self) -> int | None:
-        return None if self.forecast is None or self.forecast.memory is None else self.forecast.memory * (self.together or 1)
-
     def record(self) -> dict[str, Any]:
         """As JSON types."""
+        found, places = self.forecast, self.together or 1
         return {
             "to_run": len(self.runs),
             "without_data": {label: reason.message for label, reason in self.without.items()},
             "states": dict(self.state.counts),
             "at_a_time": self.together,
-            "seconds": self.seconds,
-            "disk": None if self.forecast is None else self.forecast.disk,
-            "memory": self.memory,
+            "seconds": found and found.seconds and found.seconds / places,
+            "disk": found and found.disk,
+            "memory": found and found.memory and found.memory * places,
         }
 
     def show(self) -> None:
@@ -93,15 +81,10 @@ def look_ahead(specs: Sequence[RunSpec], db: str, data_dir: Path, how: Execution
     from pflbench.store.sweeps import sweep_state
     from pflbench.sweep.choose_executor import at_a_time
 
-    with (
-        opened_if_there(db) as there,
-        nullcontext(there) if there else opened("sqlite://", create=True) as results,
-    ):
+    with opened_or_empty(db) as results:
         state = sweep_state(results, specs)
-        ahead = Ahead(state, [spec for spec in specs if state.states[spec.key] not in OVER], {}, 0, None)
-        ahead.without.update(lacking(ahead.runs, data_dir))
-        here = ahead.here
-        if not here:
-            return ahead
-        together = at_a_time(executor, here, data_dir, how) or 0
-        return Ahead(state, ahead.runs, ahead.without, together, forecast(here, results, data_dir, how, message))
+        runs = [spec for spec in specs if state.states[spec.key] not in OVER]
+        without = lacking(runs, data_dir)
+        here = [spec for spec in runs if spec.data.label not in without]
+        together = (at_a_time(executor, here, data_dir, how) or 0) if here else 0
+        return Ahead(state, runs, here, without, together, forecast(here, results, data_dir, how, message))

@@ -81,10 +81,9 @@ def message(text: str, style: str | None = None) -> None:
     stderr().print(Text(printable(text), style=style or ""), soft_wrap=True)
 
 
-def error(text: str, hint: str = "") -> None:
-    """Prints an error, and on a second line what to do."""
-    line = Text.assemble(("Error: ", "bold red"), printable(text))
-    stderr().print(Text.assemble(line, f"\n{printable(hint)}") if hint else line, soft_wrap=True)
+def error(failure: object) -> None:
+    """Prints a UserError, or the text of one: what is wrong, and on a second line what to do."""
+    stderr().print(Text.assemble(("Error: ", "bold red"), printable(str(failure))), soft_wrap=True)
 
 
 def print_json(value: Any) -> None:

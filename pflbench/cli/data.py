@@ -19,7 +19,7 @@ app = typer.Typer(help="List, check and download datasets.", no_args_is_help=Tru
 
 Name = Annotated[
     str,
-    typer.Argument(metavar="NAME", autocompletion=o.completion(o.dataset_names), help="A dataset, with :VARIANT or without."),
+    typer.Argument(metavar="NAME", autocompletion=o.dataset_names, help="A dataset, with :VARIANT or without."),
 ]
 
 
@@ -54,9 +54,7 @@ def list_(as_json: o.Json = False) -> None:
 def verify(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[NAME]...", autocompletion=o.completion(o.dataset_names), help="Default: all in the data folder."
-        ),
+        typer.Argument(metavar="[NAME]...", autocompletion=o.dataset_names, help="Default: all in the data folder."),
     ] = None,
     data_dir: o.DataDir = o.DEFAULT_DATA,
     as_json: o.Json = False,
@@ -65,15 +63,23 @@ def verify(
 
     A dataset is official, other (whole, but not known to be the official content) or damaged.
     """
-    found = _verified(names or [], data_dir)
-    rows = [(name, *row) for name, held in found.items() for row in held]
+    from pflbench import data
+
+    rows = []
+    for name in names or data.DATASETS:
+        found = _verified(name, data_dir)
+        if names or any(state != "missing" for _, _, state, _ in found):
+            rows += found
     print_records([dict(zip(("dataset", "file", "state", "detail"), row, strict=True)) for row in rows], as_json)
     if not rows:
         message(f"No datasets in {data_dir}.")
     bad = {name for name, _, state, _ in rows if state in ("missing", "corrupt", "damaged")}
     for name, _, state, _ in rows:
         if state == "other":
-            message(f"{name}: not the official content. Runs on it have keys, labels and columns of their own.")
+            known = data.DATASETS[data.named(name).name].checksum_known
+            unknown = "no published checksum is known, so it may or may not be the official content"
+            what = "not the official content" if known else unknown
+            message(f"{name}: {what}. Runs on it have keys, labels and columns of their own.")
     for name in sorted(bad):
         message(f"{name} is missing or damaged. Get it: pflbench data download {name} --data-dir {data_dir}")
     if bad:
@@ -85,8 +91,7 @@ def download(name: Name, data_dir: o.DataDir = o.DEFAULT_DATA) -> None:
     """Download a dataset and check it. Existing files are not downloaded again."""
     from pflbench import data
 
-    base, variant = _split(name)
-    data.download(base, data_dir, variant)
+    data.download(name, data_dir)
     message(f"{name} is complete in {data_dir}.")
 
 
@@ -103,45 +108,26 @@ def fetch_missing(names: Iterable[str], data_dir: Path, wanted: bool, quiet: boo
         if not size or not wanted:
             continue
         message(f"{name} is not in {data_dir}: downloading {size}. Ctrl-C ends it, and the same command continues it.")
-        base, variant = _split(name)
         try:
             with data_view(quiet) as progress:
-                data.download(base, data_dir, variant, progress)
+                data.download(name, data_dir, progress)
         except UserError as failed:
             message(f"Note: {failed.message}")
 
 
-def _split(name: str) -> tuple[str, str | None]:
-    base, _, variant = name.partition(":")
-    return base, variant or None
-
-
-def _verified(names: list[str], data_dir: Path) -> dict[str, list[tuple[str, str, str]]]:
-    """File, state and detail of each file of the named datasets, and of all of it; without names, of those that are here."""
+def _verified(name: str, data_dir: Path) -> list[tuple[str, str, str, str]]:
+    """Dataset, file, state and detail of each file, and of all of it unless files are missing."""
     from pflbench import data
 
-    found = {}
-    for name in names or data.DATASETS:
-        base, variant = _split(name)
-        findings = data.verify(base, data_dir, variant)
-        if names or any(finding.state != "missing" for finding in findings):
-            rows = [(str(finding.file), str(finding.state), finding.detail) for finding in findings]
-            found[name] = [*rows, *_content(name, [state for _, state, _ in rows], data_dir)]
-    return found
-
-
-def _content(name: str, states: list[str], data_dir: Path) -> list[tuple[str, str, str]]:
-    """The row of a dataset as a whole; none where files are missing."""
-    from pflbench import data
-
-    if "corrupt" in states:
-        return [(WHOLE, "damaged", "")]
-    if "missing" in states:
-        return []
-    try:
-        found = data.identify(data.named(name), data_dir)
-    except UserError as error:
-        return [(WHOLE, "damaged", error.message)]
-    if found is None:
-        return [(WHOLE, "official", "")]
-    return [(WHOLE, found.state, f"{found.detail}; content {found.hash[:16]}")]
+    rows = [(name, str(finding.file), str(finding.state), finding.detail) for finding in data.verify(name, data_dir)]
+    states = {state for _, _, state, _ in rows}
+    whole = "damaged", ""
+    if "corrupt" not in states:
+        if "missing" in states:
+            return rows
+        try:
+            found = data.identify(data.named(name), data_dir)
+            whole = ("official", "") if found is None else (found.state, f"{found.detail}; content {found.hash[:16]}")
+        except UserError as error:
+            whole = "damaged", error.message
+    return [*rows, (name, WHOLE, *whole)]

@@ -44,9 +44,8 @@ def _warn_of_the_network(engine: Engine) -> None:
     from pflbench.store import journal
     from pflbench.store.failures import sqlite_path
 
-    path = sqlite_path(engine.url)
-    where = journal.network(path) if path is not None else None
-    if where is None or path is None or path in _warned or journal.of(engine) != journal.WAL:
+    path, where = sqlite_path(engine.url), journal.at_risk(engine)
+    if where is None or path is None or path in _warned:
         return
     _warned.add(path)
     message(f"{path} is on a network file system ({where}): two machines that have it open may damage it by its write-ahead log.")
@@ -57,22 +56,13 @@ _warned: set[Path] = set()
 
 
 @contextmanager
-def opened_if_there(db: str) -> Iterator[Engine | None]:
-    """The database, None if it does not exist."""
-    from sqlalchemy import make_url
-
-    from pflbench.store.database import to_url
-    from pflbench.store.failures import sqlite_path
-
-    path = sqlite_path(make_url(to_url(db)))
-    if path is not None and not path.exists():
-        yield None
-        return
+def opened_or_empty(db: str) -> Iterator[Engine]:
+    """The database; an empty one in memory if it does not exist."""
     with ExitStack() as stack:
         try:
             engine = stack.enter_context(opened(db))
         except NothingYet:
-            engine = None
+            engine = stack.enter_context(opened("sqlite://", create=True))
         yield engine
 
 
@@ -92,12 +82,8 @@ def upgrade(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
 def check(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
     """Look for damage: file, schema, references, contradictory rows. Exit code 2 if there is any."""
     from pflbench.store import inspection
-    from pflbench.store.database import to_url
-    from pflbench.store.failures import friendly
 
-    url = to_url(db)
-    with friendly(url):
-        problems = inspection.check(url)
+    problems = inspection.check(db)
     if as_json:
         print_json({"ok": not problems, "problems": problems})
     else:
@@ -123,7 +109,7 @@ def copy(
     try:
         with opened(target, create=True) as into:
             with bars(quiet) as progress:
-                counts = exchange.copy(there, into, *([] if progress is None else [progress]))
+                counts = exchange.copy(there, into, progress)
             left, name = exchange.unfinished(into), place(into.url)
     finally:
         there.dispose()
@@ -145,8 +131,7 @@ def backup(
     from pflbench.store.exchange.backup import backup as copy_online
 
     copy_online(to_url(db), target)
-    found = inspection.info(to_url(str(target)))
-    print_info(found, as_json)
+    print_info(inspection.info(str(target)), as_json)
     message("The copy has no damage. Checkpoints are not copied.")
 
 
@@ -154,13 +139,8 @@ def backup(
 def info(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
     """Show place, size, schema and content of the database."""
     from pflbench.store import inspection
-    from pflbench.store.database import to_url
-    from pflbench.store.failures import friendly
 
-    url = to_url(db)
-    with friendly(url):
-        found = inspection.info(url)
-    print_info(found, as_json)
+    print_info(inspection.info(db), as_json)
 
 
 def doctor(

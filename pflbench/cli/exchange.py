@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -14,7 +13,7 @@ import typer
 
 from pflbench.cli import options as o
 from pflbench.cli.console import error, message, print_json, say
-from pflbench.cli.db import opened
+from pflbench.cli.db import opened, opened_or_empty
 from pflbench.cli.progress import bars
 from pflbench.cli.reports import FILTERS, asked, found_runs
 from pflbench.errors import UserError, require_regular
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from pflbench.store.exchange.merge import Outcome
-    from pflbench.store.references import ResultFile
 
 _WORDS = {
     "new": "new",
@@ -39,7 +37,7 @@ _STATES = {"new": "a new reference series", "same": "here already", "replaced": 
 
 @o.taking(which=FILTERS)
 def export(
-    kind: Annotated[Literal["runs", "rounds", "clients"], typer.Argument(help="Content of the rows.")],
+    kind: Annotated[Literal["runs", "rounds", "clients", "measures"], typer.Argument(help="Content of the rows.")],
     *,
     format: Annotated[
         Literal["csv", "parquet", "json"] | None,
@@ -55,18 +53,16 @@ def export(
     """
     from pflbench.store.exchange import export as store
 
-    form = format or _format_of(output)
+    form = format or ("csv" if output is None else output.suffix.lower().removeprefix("."))
+    if form not in ("csv", "parquet", "json"):
+        raise UserError(f"The name {output} does not say a format.", "Let it end in .csv, .parquet or .json, or add --format.")
     if output is None and form == "parquet" and sys.stdout.isatty():
         raise UserError("Parquet is not for a terminal.", f"Give a file: -o {kind}.parquet")
     with opened(db) as engine:
         chosen = {run.id for run in found_runs(engine, which)} if asked(which) else None
         found = store.rows(engine, kind, chosen)
-        if output is None:
-            count = store.write(found, form, sys.stdout.buffer)
-            sys.stdout.buffer.flush()
-        else:
-            with replacing(output) as out:
-                count = store.write(found, form, out)
+        with nullcontext(sys.stdout.buffer) if output is None else replacing(output) as out:
+            count = store.write(found, form, out)
     if not count:
         message(f"No rows{'' if output is None else f' in {output}'}: there are no such {kind}.")
     elif output is not None:
@@ -102,17 +98,14 @@ def import_(
     Runs are the same if their keys are. One that is here is not copied; times, memory and observed arrays may differ. A conflict
     is one that is here with other numbers: it is named, and exit code 2 says so when all else is done.
     """
-    how = {"on_conflict": on_conflict, "dry_run": dry_run}
-    options = {"dataset": dataset, "method": method, "eval_gap": eval_gap}
-    said = {name: value for name, value in options.items() if value is not None}
+    said = asked({"dataset": dataset, "method": method, "eval_gap": eval_gap})
     results: list[dict[str, Any]] = []
-    results = []
-    with _target(db, dry_run) as engine:
+    with opened_or_empty(db) if dry_run else opened(db, create=True) as engine:
         for path in paths:
             try:
-                results.append(_taken(engine, path, how, said))
+                results.append(_taken(engine, path, on_conflict, dry_run, said))
             except UserError as refused:
-                error(refused.message, refused.hint)
+                error(refused)
                 results.append({"path": str(path), "error": refused.message})
                 continue
             if not as_json:
@@ -123,29 +116,8 @@ def import_(
         raise typer.Exit(2)
 
 
-def _format_of(output: Path | None) -> str:
-    if output is None:
-        return "csv"
-    suffix = output.suffix.lower().removeprefix(".")
-    if suffix not in ("csv", "parquet", "json"):
-        raise UserError(f"The name {output} does not say a format.", "Let it end in .csv, .parquet or .json, or add --format.")
-    return suffix
-
-
-@contextmanager
-def _target(db: str, dry_run: bool) -> Iterator[Engine]:
-    """The database to import into; in a dry run a missing one is replaced by an empty one in memory."""
-    from sqlalchemy import make_url
-
-    from pflbench.store.database import to_url
-    from pflbench.store.failures import sqlite_path
-
-    file = sqlite_path(make_url(to_url(db)))
-    with opened("sqlite://" if dry_run and file is not None and not file.exists() else db, create=True) as engine:
-        yield engine
-
-
-def _taken(engine: Engine, path: Path, how: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+def _taken(engine: Engine, path: Path, on_conflict: str, dry_run: bool, said: dict[str, Any]) -> dict[str, Any]:
+    """said: the options about result files of PFLlib."""
     from pflbench.store import references
     from pflbench.store.exchange import pfllib
 
@@ -154,11 +126,13 @@ def _taken(engine: Engine, path: Path, how: dict[str, Any], said: dict[str, Any]
     require_regular(path)
     if pfllib.is_hdf5(path):
         found = pfllib.load(path, **said)
-        state = references.save(engine, found, renamed=bool(said), dry_run=how["dry_run"])
-        return {"path": str(path), "kind": "pfllib", "state": state, **_facts(found)}
+        state = references.save(engine, found, renamed=bool(said), dry_run=dry_run)
+        facts = {name: getattr(found, name) for name in ("dataset", "method", "algorithm", "goal", "times")}
+        numbers = {"evaluations": len(found.round), "last_round": int(found.round[-1]), "best": float(found.accuracy.max())}
+        return {"path": str(path), "kind": "pfllib", "state": state, **facts, **numbers}
     if said:
         raise UserError(f"{path} is no result file of PFLlib.", f"Leave out --{next(iter(said)).replace('_', '-')}.")
-    return _merged(engine, path, **how)
+    return _merged(engine, path, on_conflict, dry_run)
 
 
 def _merged(engine: Engine, path: Path, on_conflict: str, dry_run: bool) -> dict[str, Any]:
@@ -202,12 +176,6 @@ def _tell(name: str, outcome: Outcome) -> None:
         message(f"Conflict: {which} and run {outcome.compared} here differ first {where}. {kept}")
     elif outcome.what == "behind":
         message(f"Left out: {which}, unfinished after round {outcome.last}: run {outcome.compared} here is, too.")
-
-
-def _facts(found: ResultFile) -> dict[str, Any]:
-    facts = {name: getattr(found, name) for name in ("dataset", "method", "algorithm", "goal", "times")}
-    numbers = {"evaluations": len(found.round), "last_round": int(found.round[-1]), "best": float(found.accuracy.max())}
-    return {**facts, **numbers}
 
 
 def _summary(result: dict[str, Any], dry_run: bool) -> str:

@@ -11,7 +11,7 @@ import typer
 from pflbench import interrupts
 from pflbench.cli import options as o
 from pflbench.cli.console import error, message
-from pflbench.cli.progress import sweep_view
+from pflbench.cli.progress import followed, sweep_view
 from pflbench.errors import Occupied
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pflbench.spec import RunSpec
     from pflbench.store.sweeps import SweepState
     from pflbench.sweep.run_jobs import Workers
-    from pflbench.sweep.run_queue import Follow, RunQueue, Steps
+    from pflbench.sweep.run_queue import RunQueue, Steps
 
 
 Jobs = Annotated[
@@ -43,12 +43,11 @@ def make_all(
     results: sqlalchemy.Engine,
     places: int,
     quiet: bool,
-    follow: Follow,
     then: Callable[[SweepState], None] = lambda state: None,
 ) -> bool:
     """Trains the runs of `run` and `reproduce`. False if a run did not finish; the reason is printed. Signals end the command.
 
-    places: runs at a time. With 1 they train in this process, `follow` shows every round, and an error ends the command unless
+    places: runs at a time. With 1 they train in this process, every round is shown, and an error ends the command unless
     `keep_going`. then: called whenever runs may have ended.
     """
     from pflbench.store.failures import patiently
@@ -59,18 +58,18 @@ def make_all(
     state = patiently(partial(queue.state, results))
     over = set(state.states if places == 1 else state.keys("finished", "diverged"))
     here, others = ([spec for spec in queue.specs if (spec.key in over) == inside] for inside in (True, False))
-    failures = 0
+    follow, failures = followed(queue.specs, quiet), 0
 
     def follow_then(specs: Sequence[RunSpec], steps: Steps) -> Steps:
         yield from follow(specs, steps)
         then(patiently(partial(queue.state, results)))
 
-    def failed(error: Exception) -> None:
+    def failed(failure: Exception) -> None:
         nonlocal failures
         if not queue.keep_going:
-            raise error
+            raise failure
         failures += 1
-        tell(described(error))
+        error(described(failure))
 
     try:
         work(queue, results, queue.packs(here, results), follow=follow_then, failed=failed)
@@ -79,7 +78,7 @@ def make_all(
         state = patiently(partial(queue.state, results))
         then(state)
         if others:
-            tell_errors(state, ("failed", "diverged"))
+            tell_errors(state)
             if stopped:
                 message(f"Stopped: {stopped}. Left: {len(queue.ahead(state))}.")
     except KeyboardInterrupt:
@@ -116,16 +115,15 @@ def tell_checkpoints(results: sqlalchemy.Engine, how: Execution) -> None:
 
     if how.checkpoints:
         place_of(results.url, how.checkpoints).require_writable()
-    text = note(results.url, how.checkpoints)
-    if text is not None:
+    if text := note(results.url, how.checkpoints):
         message(f"Note: {text}")
 
 
-def tell_errors(state: SweepState, states: Sequence[str]) -> None:
-    """Prints why runs ended in these states, each reason once."""
-    ended = [state.runs[key] for key in state.keys(*states)]
+def tell_errors(state: SweepState) -> None:
+    """Prints why runs failed or diverged, each reason once."""
+    ended = [state.runs[key] for key in state.keys("failed", "diverged")]
     for text in dict.fromkeys(run.message for run in ended if run is not None and run.message):
-        tell(text.removeprefix("UserError: "))
+        error(text.removeprefix("UserError: "))
 
 
 def tell_failure(failure: Exception) -> None:
@@ -133,9 +131,4 @@ def tell_failure(failure: Exception) -> None:
     from pflbench.sweep.run_queue import described
 
     if not isinstance(failure, Occupied):
-        tell(described(failure))
-
-
-def tell(error_and_hint: str) -> None:
-    """Prints an error of a run's `message`: its hint is on the second line."""
-    error(*error_and_hint.split("\n", 1))
+        error(described(failure))

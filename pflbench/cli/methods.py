@@ -14,7 +14,7 @@ from pflbench.cli.console import message, print_fields, print_json, print_record
 
 app = typer.Typer(help="List the methods, show their hyperparameters, write and test new ones.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="METHOD", autocompletion=o.complete_method)]
+Name = Annotated[str, typer.Argument(metavar="METHOD", autocompletion=o.method_names)]
 
 
 @app.command("list")
@@ -45,11 +45,8 @@ def show(
         "name": name,
         "title": cls.title,
         "description": " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split()),
-        "authors": cls.authors,
-        "venue": cls.venue,
-        "algorithm": cls.algorithm,
-        "category": cls.category,
-        "version": cls.version,
+        **{fact: getattr(cls, fact) for fact in ("authors", "venue", "algorithm", "category", "version")},
+        **({"beside the model": cls.own_parts} if cls.own_parts else {}),
         **({"plain SGD only": cls.optimizer_refused} if cls.optimizer_refused else {}),
         **methods.record(name),
     }

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List the models, show their parts, test your own.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="MODEL", autocompletion=o.completion(o.models), help="A model, or FILE.py:NAME.")]
+Name = Annotated[str, typer.Argument(metavar="MODEL", autocompletion=o.models, help="A model, or FILE.py:NAME.")]
 Dataset = Annotated[
     str | None,
     typer.Option(
         "--dataset",
         "-d",
         metavar="NAME",
-        autocompletion=o.completion(o.dataset_names),
+        autocompletion=o.dataset_names,
         help="Dataset, for shape and classes. Default: the first one that the model fits.",
     ),
 ]
@@ -50,19 +50,17 @@ def list_(dataset: Dataset = None, data_dir: o.DataDir = o.DEFAULT_DATA, as_json
     columns = ("name", "description", "from", "for", "parameters", "head", "blocks")
     rows = []
     for name in names():
+        row: dict[str, Any] = dict.fromkeys(columns) | {"name": name}
+        rows.append(row)
         try:
             _, own, facts = _named(name)
-        except UserError as error:
-            rows.append(dict.fromkeys(columns) | {"name": name, "description": error.message})
-            continue
-        row = {"name": name, "description": facts["description"], "from": facts["from"]}
-        try:
+            row |= {"description": facts["description"], "from": facts["from"]}
             kind, made = _made(name, own, kinds)
         except UserError as error:
-            rows.append(dict.fromkeys(columns) | row | {"blocks": error.message})
+            row["blocks" if row["from"] else "description"] = error.message
             continue
         blocks = [block.names for block in made.blocks]
-        rows.append({**row, "for": kind.label, "parameters": made.parameters, "head": made.head.names, "blocks": blocks})
+        row |= {"for": kind.label, "parameters": made.parameters, "head": made.head.names, "blocks": blocks}
     print_records(rows, as_json)
 
 
@@ -126,21 +124,17 @@ def _made(name: str, own: OwnModel | None, kinds: list[_Kind]) -> tuple[_Kind, A
 
 def _kinds(dataset: str | None, data_dir: Path) -> list[_Kind]:
     """Of the named dataset; without one, of all datasets, whether they are here or not."""
-    from pflbench import data
-
-    if dataset is None:
-        return [_built_in(name, None) for name in data.DATASETS]
-    name, _, _ = dataset.partition(":")
-    if name in data.DATASETS:
-        return [_built_in(name, data.named(dataset).variant)]
-    spec = data.parse(dataset, data_dir)
-    arrays = data.load(spec, data_dir)
-    return [_Kind(dataset, tuple(arrays.x.shape[1:]), len(arrays.classes), arrays.vocabulary)]
-
-
-def _built_in(name: str, variant: str | None) -> _Kind:
     from pflbench.data import DATASETS
 
-    found = DATASETS[name]
-    classes = found.variant_classes.get(variant or found.variant or "", found.classes)
-    return _Kind(name, (POSITIONS,), classes, WORDS) if found.shape is None else _Kind(name, found.shape, classes, None)
+    return [_kind(name, data_dir) for name in (DATASETS if dataset is None else [dataset])]
+
+
+def _kind(dataset: str, data_dir: Path) -> _Kind:
+    from pflbench import data
+
+    found = data.DATASETS.get(dataset.partition(":")[0])
+    if found is None:
+        arrays = data.load(data.parse(dataset, data_dir), data_dir)
+        return _Kind(dataset, tuple(arrays.x.shape[1:]), len(arrays.classes), arrays.vocabulary)
+    classes = found.variant_classes.get(data.named(dataset).variant or "", found.classes)
+    return _Kind(found.name, found.shape or (POSITIONS,), classes, WORDS if found.shape is None else None)

@@ -28,19 +28,14 @@ Group = Mapping[str, Parameter]
 """Options as parameters of a command, by field."""
 
 
-def completion(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Completes a name. `names` is called only when the shell asks, since it may import much."""
-    return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
-
-
-def complete_method(context: typer.Context, incomplete: str) -> list[str]:
-    """Completes a method's name, also of --plugin files; nothing if a file is broken."""
+def method_names(context: typer.Context) -> Iterable[str]:
+    """For the completion of a method, also of --plugin files; nothing if a file is broken."""
     from pflbench.methods import names
     from pflbench.plugins.methods import plugged_in
 
     with suppress(UserError), plugged_in(context.params.get("plugins") or ()):
-        return [name for name in names(with_ala=True) if name.startswith(incomplete)]
-    return []
+        return names(with_ala=True)
+    return ()
 
 
 def complete_setting(context: typer.Context, incomplete: str) -> list[str]:
@@ -54,7 +49,7 @@ def complete_setting(context: typer.Context, incomplete: str) -> list[str]:
         asked = [method] if dot else context.params.get("methods") or ()
         offered = [f"{one}.{hyper.name}=" for one in asked for hyper in hyperparameters(one)]
         offered = offered or [f"{one}." for one in names(with_ala=True)]
-    return [text for text in offered if text.startswith(incomplete)]
+    return offered
 
 
 def dataset_names() -> Iterable[str]:
@@ -138,9 +133,8 @@ def taking(**groups: Group) -> Callable[[Callable[..., None]], Callable[..., Non
     return decorate
 
 
-def only(*names: str, **defaults: Any) -> Group:
-    """Some of all options, with other defaults if given."""
-    return {name: ALL[name].replace(default=defaults.get(name, ALL[name].default)) for name in names}
+def without(options: Group, *names: str) -> Group:
+    return {name: option for name, option in options.items() if name not in names}
 
 
 def group(panel: str | None = None, **options: tuple[Any, Any]) -> Group:
@@ -156,9 +150,12 @@ def group(panel: str | None = None, **options: tuple[Any, Any]) -> Group:
 def option(
     kind: Any, help: str, *flags: str, default: Any = None, words: tuple[str, ...] = (), complete: Any = None, **more: Any
 ) -> tuple[Any, Any]:
-    """Annotated type and default of an option. words: the valid ones; complete: completes a NAME."""
+    """Annotated type and default of an option. words: the valid ones; complete: gives the names to complete it with.
+
+    It is called only when the shell asks, since it may import much. Typer keeps the names that begin as what was typed.
+    """
     if words:
-        complete, more = completion(lambda: words), {"metavar": "|".join(words), **more}
+        complete, more = lambda: words, {"metavar": "|".join(words), **more}
     elif complete:
         more = {"metavar": "NAME", **more}
     kind = kind | None if default is None else kind
@@ -192,31 +189,24 @@ Download = Annotated[
 DEFAULT_DB = "pflbench.db"
 DEFAULT_DATA = Path("data")
 
-_PLUGINS = several(
-    "A Python file with methods of your own; repeatable. PFLBENCH_PLUGINS names more files, separated as in PATH.",
-    "--plugin",
-    kind=Path,
-    metavar="FILE.py",
-    is_eager=True,
-    callback=_plug_in,
-)
-Plugins = _PLUGINS[0]
-
 MAIN = group(
-    methods=option(
-        list[str], "A method; repeat for several.", "--method", "-m", default=Parameter.empty, complete=complete_method
+    methods=option(list[str], "A method; repeat for several.", "--method", "-m", default=Parameter.empty, complete=method_names),
+    plugins=several(
+        "A Python file with methods of your own; repeatable. PFLBENCH_PLUGINS names more files, separated as in PATH.",
+        "--plugin",
+        kind=Path,
+        metavar="FILE.py",
+        is_eager=True,
+        callback=_plug_in,
     ),
-    plugins=_PLUGINS,
     datasets=several(
-        "A dataset (see `pflbench data list`), folder:PATH, npz:PATH, csv:PATH or FILE.py:NAME; repeat for several. "
-        "Default: digits.",
+        "A dataset (see `pflbench data list`), folder:PATH, domains:PATH, npz:PATH, csv:PATH, leaf:PATH or FILE.py:NAME; "
+        "repeat for several. Default: digits.",
         "--dataset",
         "-d",
-        complete=completion(dataset_names),
+        complete=dataset_names,
     ),
-    model=option(
-        str, "A model, or your own as FILE.py:NAME. Default: the paper's model for the dataset.", complete=completion(models)
-    ),
+    model=option(str, "A model, or your own as FILE.py:NAME. Default: the paper's model for the dataset.", complete=models),
     settings=several(
         "A hyperparameter (see `pflbench methods show`), e.g. fedala.p=2; repeatable. In `run` and `sweep` a list means a run "
         "for each value: fedala.p=1,2,4.",
@@ -229,7 +219,7 @@ MAIN = group(
         str,
         "A set of hyperparameters, which --set overrides. fedala2022: PFLlib's when the FedALA paper was written; "
         "heurfedamp2021: those of HeurFedAMP's authors.",
-        complete=completion(_presets),
+        complete=_presets,
     ),
     seed=option(int, "Seed for initialisation, batch order and client sampling. Default: 0."),
     seeds=option(str, "Several runs of each method: 0-4 or 0,2,5.", metavar="LIST"),
@@ -238,20 +228,21 @@ PARTITION = group(
     "Partition",
     partition=option(
         str,
-        "dirichlet, pathological, iid, groups or pfllib:PATH (a folder PFLlib wrote). Default: dirichlet.",
+        "dirichlet, pathological, iid, groups, natural (a client for each owner of samples) or pfllib:PATH (a PFLlib folder). "
+        "Default: dirichlet.",
         "--partition",
         "-p",
         metavar="SCHEME",
-        complete=completion(_partitions),
+        complete=_partitions,
     ),
-    clients=option(int, "Number of clients. Default: 20 (digits: 10)."),
+    clients=option(int, "Number of clients. Default: 20 (digits: 10); natural: all owners with enough samples."),
     beta=option(float, "dirichlet: smaller is more heterogeneous. Default: 0.1."),
     classes_per_client=option(int, "pathological: classes a client holds. Default: 2 of 10, 10 of 100."),
     balanced=option(bool, "pathological: equal shares of a class. Default: unbalanced.", "--balanced/--unbalanced"),
     min_samples=option(
         int,
-        "dirichlet, pathological: fewest samples of a client. Default: 40, or half an equal share if that is less; "
-        "dirichlet: what draws can reach of it.",
+        "dirichlet, pathological, natural: fewest samples of a client. Default: 40, or half an equal share if that is less; "
+        "dirichlet: what draws can reach of it; natural: 2.",
     ),
     iid_shares=option(str, "iid: equal shares, or PFLlib's unequal ones. Default: equal.", words=("equal", "reference")),
     groups=option(int, "groups: number of groups of clients. Default: 5."),
@@ -362,6 +353,14 @@ EXECUTION = group(
         metavar="ROUNDS",
         min=0,
     ),
+    metrics_every=option(
+        int,
+        "Compute AUC, balanced accuracy and macro-F1 in those evaluated rounds (--eval-every) that are multiples of this, and "
+        "after the last: see `table --metric` and `export measures`. Default: never.",
+        default=0,
+        metavar="ROUNDS",
+        min=0,
+    ),
     trajectory=option(
         str,
         "Keep this client's models at the start and end of these rounds, for `plot trajectory`: very large.",
@@ -405,4 +404,6 @@ EXECUTORS = group(
         metavar="KEY=VALUE",
     ),
 )
+Plugins = MAIN["plugins"].annotation
+Checkpoints = EXECUTION["checkpoints"].annotation
 ALL = {**MAIN, **PARTITION, **TRAINING, **EXECUTION}

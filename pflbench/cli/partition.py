@@ -29,7 +29,7 @@ def group() -> None:
 
 
 @app.command()
-@o.taking(asked={**o.only("datasets"), **o.PARTITION})
+@o.taking(asked={"datasets": o.MAIN["datasets"], **o.PARTITION})
 def show(
     asked: o.Given,
     stored: Annotated[
@@ -50,36 +50,35 @@ def show(
     else:
         shown = [_stored(stored, run, db)]
     if as_json:
-        print_json(shown)
+        print_json([_plain(one) for one in shown])
     else:
         for one in shown:
             _print(one)
 
 
-def _made(wanted: RunOptions) -> list[dict[str, Any]]:
+def _made(wanted: RunOptions) -> list[PartitionRecord]:
     from pflbench import data
     from pflbench.run.federation_data import load_federation_data
     from pflbench.run.plan import plan
 
-    shown = []
+    made = []
     # A partition does not depend on the method; any will do to complete the specification.
     for spec in plan(replace(wanted, methods=("local",))):
         if text := data.remark(spec.data, wanted.data_dir):
             message(f"Note: {text}")
         with data_view() as progress:
-            record = load_federation_data(spec, wanted.data_dir, progress).record
-        shown.append(_plain(record))
-    return shown
+            made.append(load_federation_data(spec, wanted.data_dir, progress).record)
+    return made
 
 
-def _stored(stored: str | None, run: str | None, db: str) -> dict[str, Any]:
+def _stored(stored: str | None, run: str | None, db: str) -> PartitionRecord:
     from pflbench.store import partitions, runs
 
     with opened(db) as engine:
         wanted = stored if stored is not None else runs.find(engine, str(run)).partition
         if wanted is None:
             raise UserError(f"Run {run} has no partition yet.", "It is stored when the run starts.")
-        return _plain(partitions.find(engine, wanted))
+        return partitions.find(engine, wanted)
 
 
 def _plain(one: PartitionRecord) -> dict[str, Any]:
@@ -88,16 +87,15 @@ def _plain(one: PartitionRecord) -> dict[str, Any]:
     return {**said, "classes": list(one.classes), **counts}
 
 
-def _print(shown: dict[str, Any]) -> None:
+def _print(one: PartitionRecord) -> None:
     """Train and test samples together, as in the paper's figures; the totals apart."""
-    message(f"{shown['dataset']}, {shown['partition']}, {len(shown['train'])} clients, hash {shown['hash'][:16]}")
-    if shown["left_out"]:
-        message(f"{shown['left_out']:,} samples are left out; no client gets them.")
-    names = shown["classes"]
-    wide = len(names) > MOST_COLUMNS
+    message(f"{one.dataset}, {one.label}, {len(one.train)} clients, hash {one.hash[:16]}")
+    if one.left_out:
+        message(f"{one.left_out:,} samples are left out; no client gets them.")
+    wide = len(one.classes) > MOST_COLUMNS
     rows = []
-    for client, (train, test) in enumerate(zip(shown["train"], shown["test"], strict=True)):
-        both = [a + b for a, b in zip(train, test, strict=True)]
-        held = [" ".join(f"{name}:{n}" for name, n in zip(names, both, strict=True) if n)] if wide else both
-        rows.append((client, *held, sum(train), sum(test), sum(both)))
-    print_table(("client", *(["class:samples"] if wide else names), "train", "test", "total"), rows)
+    for client, (train, test) in enumerate(zip(one.train, one.test, strict=True)):
+        both = train + test
+        held = [" ".join(f"{name}:{n}" for name, n in zip(one.classes, both, strict=True) if n)] if wide else both
+        rows.append((client, *held, train.sum(), test.sum(), both.sum()))
+    print_table(("client", *(["class:samples"] if wide else one.classes), "train", "test", "total"), rows)

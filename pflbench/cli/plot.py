@@ -11,7 +11,7 @@ import typer
 from pflbench.cli import options as o
 from pflbench.cli.db import opened
 from pflbench.cli.progress import bars
-from pflbench.cli.reports import FILTERS, ROUND_RULE, TOLERANCE, asked, call, leading, refuse, uncollected, write_figure
+from pflbench.cli.reports import FILTERS, METRIC, ROUND_RULE, TOLERANCE, asked, call, leading, refuse, uncollected, write_figure
 from pflbench.errors import UserError, unknown
 from pflbench.report.declared import PLOTS
 
@@ -29,6 +29,7 @@ _OF_PLOTS = o.group(
     round=o.option(int, "attention: the round. Default: the last stored one.", "--round", min=0),
     client=o.option(int, "ala-convergence (default: 8), trajectory (default: 4).", min=0),
     round_rule=ROUND_RULE,
+    metric=METRIC,
     tolerance=TOLERANCE,
 )
 
@@ -36,7 +37,7 @@ _OF_PLOTS = o.group(
 @uncollected()
 @o.taking(which=FILTERS, options=_OF_PLOTS)
 def plot(
-    name: Annotated[str, typer.Argument(metavar="PLOT", autocompletion=o.completion(lambda: PLOTS), help=NAMES)],
+    name: Annotated[str, typer.Argument(metavar="PLOT", autocompletion=lambda: PLOTS, help=NAMES)],
     *,
     which: o.Given,
     options: o.Given,
@@ -61,13 +62,12 @@ def plot(
     """Draw a figure to a file, with its caption in a text file beside it, and print the file's name."""
     from pflbench.report import papermap, style
     from pflbench.report.selection import Filters
-    from pflbench.report.style import SUFFIXES
 
     (part,) = papermap.resolve(name, "plot")
     name, page, filters = part.name, style.PrintPage.of(width, font_size, title, legend), Filters(**which)
     target = output or Path(f"{part.printed.lower().replace(' ', '') or name}.png")
-    if target.suffix.lower() not in SUFFIXES:
-        raise unknown("figure format", target.suffix or target.name, SUFFIXES)
+    if target.suffix.lower() not in style.SUFFIXES:
+        raise unknown("figure format", target.suffix or target.name, style.SUFFIXES)
     if surface and name != "trajectory":
         refuse(f"`pflbench plot {name}`", ["surface"])
     with style.on(page):
@@ -85,26 +85,23 @@ def _drawn(name: str, which: o.Given, options: o.Given, db: str, data_dir: Path,
     from pflbench.report.selection import Filters
 
     own, filters = PLOTS[name], Filters(**which)
-    by_name = {"datasets": filters.datasets, "partitions": filters.partitions}
     try:
         with leading("plot", name), opened(db) as engine:
             if surface:
                 from pflbench.reproduce import show
 
-                numbers = replace(own, module=f"{own.module}.numbers")
-                show.keep_surface(
-                    engine, call("`pflbench plot trajectory`", numbers, engine, filters, options, "paths"), data_dir
-                )
+                paths = call("`pflbench plot trajectory`", own, engine, filters, options, "paths")
+                show.keep_surface(engine, paths, data_dir)
             drawing: Drawing = call(f"`pflbench plot {name}`", own, engine, filters, options)
             return drawing
     except UserError as missing:
-        more = asked({**which, **options}).keys() - by_name.keys()
+        more = asked({**which, **options}).keys() - {"datasets", "partitions"}
         if name != "distribution" or more or missing.__cause__ is not None:
             raise
         from pflbench.reproduce import show
 
         with bars() as progress:
-            return show.planned_partitions(**by_name, data_dir=data_dir, progress=progress, missing=missing)
+            return show.planned_partitions(filters.datasets, filters.partitions, data_dir, progress, missing)
 
 
 def _printed(number: str, given: o.Given, data_dir: Path) -> Drawing:

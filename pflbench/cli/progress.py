@@ -52,7 +52,7 @@ def sweep_view(queue: RunQueue, quiet: bool) -> Iterator[Callable[[SweepState], 
     """
     from pflbench.sweep.run_queue import news
 
-    names = dict(zip((spec.key for spec in queue.specs), named(queue.specs), strict=True))
+    names = named(queue.specs)
     rounds = {spec.key: spec.train.rounds for spec in queue.specs}
     ended, begun, warned = set[str](), set[str](), set[str]()
 
@@ -83,10 +83,11 @@ def sweep_view(queue: RunQueue, quiet: bool) -> Iterator[Callable[[SweepState], 
         yield look
 
 
-def apart(specs: Sequence[RunSpec]) -> list[str]:
-    """How each run differs from others of its method, dataset and partition, apart from the seed: "p=2", or ""."""
+def apart(specs: Sequence[RunSpec]) -> dict[str, str]:
+    """By key: how a run differs from others of its method, dataset and partition, apart from the seed: "p=2", or ""."""
     names = [(spec.method.name, spec.data.label, spec.partition.label) for spec in specs]
-    return differences(names, [spec.model_dump(mode="json") for spec in specs])
+    found = differences(names, [spec.model_dump(mode="json") for spec in specs])
+    return {spec.key: text for spec, text in zip(specs, found, strict=True)}
 
 
 def differences(names: Sequence[Hashable], specs: Sequence[Mapping[str, Any]], said: Collection[str] = ()) -> list[str]:
@@ -104,24 +105,25 @@ def differences(names: Sequence[Hashable], specs: Sequence[Mapping[str, Any]], s
     return found
 
 
-def named(specs: Sequence[RunSpec]) -> list[str]:
-    """A name for each run."""
-    return [
-        f"{spec.method.name}{f' ({more})' if more else ''} {spec.data.label} {spec.partition.label} seed {spec.seed}"
-        for spec, more in zip(specs, apart(specs), strict=True)
-    ]
+def named(specs: Sequence[RunSpec]) -> dict[str, str]:
+    """A name for each run, by its key."""
+    more = {key: f" ({text})" if text else "" for key, text in apart(specs).items()}
+    return {
+        spec.key: f"{spec.method.name}{more[spec.key]} {spec.data.label} {spec.partition.label} seed {spec.seed}"
+        for spec in specs
+    }
 
 
 def followed(specs: Sequence[RunSpec], quiet: bool) -> Follow:
     """Shows the rounds of runs in this process. A run that diverges is reported, and the others continue."""
-    names = dict(zip((spec.key for spec in specs), named(specs), strict=True))
+    names = named(specs)
 
     def follow(pack: Sequence[RunSpec], steps: Steps) -> Steps:
         own, warned, last = [names[spec.key] for spec in pack], set[str](), dict[int, float]()
         with bars(quiet) as show, closing(steps):
             for number, step in steps:
                 if isinstance(step, Diverged | Occupied):
-                    error(step.message, step.hint)
+                    error(step)
                 else:
                     if show:
                         show(own[number], step.round, step.rounds, _figures(step))

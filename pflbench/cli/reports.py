@@ -37,12 +37,12 @@ def _statuses() -> list[str]:
 
 
 FILTERS = o.group(
-    methods=o.several("Only these; repeatable.", "--method", "-m", complete=o.complete_method),
-    datasets=o.several("Only these; repeatable.", "--dataset", "-d", complete=o.completion(o.dataset_names)),
+    methods=o.several("Only these; repeatable.", "--method", "-m", complete=o.method_names),
+    datasets=o.several("Only these; repeatable.", "--dataset", "-d", complete=o.dataset_names),
     partitions=o.several(
         "Only these, as the report names them, e.g. 'Dir(0.1)'; repeatable.", "--partition", "-p", metavar="NAME"
     ),
-    models=o.several("Only these; repeatable.", "--model", complete=o.completion(o.models)),
+    models=o.several("Only these; repeatable.", "--model", complete=o.models),
     clients=o.several("Only runs with so many clients; repeatable.", "--clients", kind=int, metavar="N"),
     rounds=o.several("Only runs of so many rounds; repeatable.", "--rounds", kind=int, metavar="N"),
     runs=o.several("Only this run, by number or key (its beginning suffices); repeatable.", "--run", metavar="RUN"),
@@ -55,17 +55,20 @@ FILTERS = o.group(
     status=o.several(
         "Only these; repeatable; any for all. Default: finished in tables and figures, else any.",
         "--status",
-        complete=o.completion(_statuses),
+        complete=_statuses,
         metavar="STATUS",
     ),
     smoke=o.flag("Include runs of `reproduce --scale smoke`.", "--smoke"),
 )
-"""The options by which `table`, `plot`, `report`, `export`, `track` and `runs list` choose runs: fields of selection.Filters."""
+"""By these `table`, `plot`, `report`, `serve`, `export`, `track` and `runs list` choose runs: fields of selection.Filters."""
 ROUND_RULE = o.option(
     str, "The round that counts: best, last or mean-last:K. Default: best, as in the paper.", "--round-rule", metavar="RULE"
 )
 TOLERANCE = o.option(
     float, "overhead: a run has converged within so many points of its best round. Default: 0.5.", metavar="POINTS"
+)
+METRIC = o.option(
+    Literal["auc", "balanced-accuracy", "macro-f1"], "accuracy, curves: this instead of accuracy, of runs with --metrics-every."
 )
 Format = Annotated[
     Literal["text", "markdown", "latex", "csv", "json"] | None,
@@ -112,10 +115,11 @@ def provenance(runs: Iterable[int]) -> str:
 
 def call(command: str, report: Report, engine: Engine, filters: Filters, given: Mapping[str, Any], function: str = "") -> Any:
     """The report with the given options. Raises UserError for an option that it does not have."""
-    options, known = asked(given), inspect.signature(report.load(function)).parameters
+    made, options = report.load(function), asked(given)
+    known = inspect.signature(made).parameters
     refuse(command, [name for name in report.refuses if getattr(filters, name)])
     refuse(command, [name for name in options if name not in known])
-    return report.build(engine, filters, function, **options)
+    return made(engine, filters, **options)
 
 
 def asked(given: Mapping[str, Any]) -> dict[str, Any]:

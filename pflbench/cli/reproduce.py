@@ -11,12 +11,12 @@ import typer
 
 from pflbench.cli import options as o
 from pflbench.cli.checkup import note_unchecked
-from pflbench.cli.console import command_line, duration, error, message, print_json, print_table, say
+from pflbench.cli.console import duration, error, message, print_json, print_records, print_table, say
 from pflbench.cli.data import fetch_missing
-from pflbench.cli.db import opened, opened_if_there
+from pflbench.cli.db import opened, opened_or_empty
 from pflbench.cli.help import HelpAll
 from pflbench.cli.making import Jobs, KeepGoing, Limit, make_all
-from pflbench.cli.progress import data_view, followed
+from pflbench.cli.progress import data_view
 from pflbench.cli.reports import FILTERS, Format, one_at_a_time, table_format, write_figure, write_table
 from pflbench.cli.run import execution, follow_client
 from pflbench.errors import UserError, unknown
@@ -33,15 +33,9 @@ if TYPE_CHECKING:
 MAP = f"The papers' tables and figures, and their names:\n\n{papermap.plain()}"
 
 
-def _names() -> list[str]:
-    return list(papermap.names())
-
-
 @o.taking(
     which={name: FILTERS[name] for name in ("methods", "partitions")},
-    executed={
-        name: option for name, option in o.EXECUTION.items() if name not in ("save_artifacts_every", "trajectory", "force")
-    },
+    executed=o.without(o.EXECUTION, "save_artifacts_every", "trajectory", "force"),
 )
 def reproduce(
     *,
@@ -49,7 +43,7 @@ def reproduce(
         str,
         typer.Argument(
             metavar="[NAME]",
-            autocompletion=o.completion(_names),
+            autocompletion=papermap.names,
             show_default=False,
             help="table4 or figure4 of the FedALA paper, or a name of `table` or `plot`; table:NAME or plot:NAME for one of two "
             "with the same name. Without a name: the progress of each.",
@@ -59,7 +53,7 @@ def reproduce(
         Literal["full", "quick", "smoke"],
         typer.Option(
             help="full: the paper's protocol with five seeds. quick: its settings with 20 rounds and one seed. smoke: a tiny "
-            "stand-in on the digits dataset, about a minute.",
+            "stand-in on the digits dataset, about a minute."
         ),
     ] = "full",
     which: o.Given,
@@ -69,7 +63,7 @@ def reproduce(
             "--dataset",
             "-d",
             metavar="NAME[=DATA]",
-            autocompletion=o.completion(o.dataset_names),
+            autocompletion=o.dataset_names,
             help="Only these; repeatable. cifar10=folder:PATH replaces a dataset by other data, named as in `run -d`; the result "
             "says so.",
         ),
@@ -108,21 +102,20 @@ def reproduce(
         return
     asked = goals(name, scale, datasets=datasets, **which)
     how = execution(executed)
-    how = replace(how, command=command_line(how.record_host))
     form: str | None = "json" if as_json and not dry_run else format
     if len(asked) > 1:
         one_at_a_time(name, papermap.resolve(name), form, output)
     targets = [_targets(one, form, output) for one in asked]
     wanted = [one.wanted(data_dir, seeds) for one in asked]
     if dry_run:
-        with opened_if_there(db) as results:
+        with opened_or_empty(db) as results:
             looked = [_look(one, runs, results, data_dir, quiet) for one, runs in zip(asked, wanted, strict=True)]
             _list([timed(outlook, results, data_dir, how, message) for outlook in looked], as_json)
         return
 
     whole = True
     # A figure of data alone makes no database.
-    with opened_if_there(db) if all(one.untrained for one in asked) else opened(db, create=True) as results:
+    with opened_or_empty(db) if all(one.untrained for one in asked) else opened(db, create=True) as results:
         for one, runs, target in zip(asked, wanted, targets, strict=True):
             outlook = _look(one, runs, results, data_dir, quiet)
             if outlook.lacking:
@@ -133,7 +126,7 @@ def reproduce(
                 continue
             if not quiet:
                 _tell(timed(outlook, results, data_dir, how, message), message, err=True)
-            if results is not None and runs:
+            if runs:
                 whole &= _make(outlook, results, data_dir, how, jobs, quiet, keep_going=keep_going, limit=limit)
                 limit = None if limit is None else max(0, limit - len(outlook.ahead))
             after = _look(one, runs, results, data_dir, quiet)
@@ -146,25 +139,25 @@ def _overview(scale: str, db: str, data_dir: Path, as_json: bool) -> None:
     """Every table and figure of the papers: its command, its runs, the time left, on stdout."""
     from pflbench.reproduce.progress import overview
 
-    with opened_if_there(db) as results:
+    with opened_or_empty(db) as results:
         found = overview(results, scale, data_dir)
     if as_json:
         print_json(found)
         return
-    rows = [
-        (
-            ", ".join(filter(None, (one["paper"], one["number"]))),
-            one["shows"],
-            one["command"],
-            f"{one['there']}/{one['needed']}",
-            _left(one["seconds"], one["unknown"]),
-            one["state"],
-        )
+    records = [
+        {
+            "in the paper": ", ".join(filter(None, (one["paper"], one["number"]))),
+            "shows": one["shows"],
+            "command": one["command"],
+            "runs": f"{one['there']}/{one['needed']}",
+            "time left": _left(one["seconds"], one["unknown"]),
+            "state": one["state"],
+        }
         for one in found
     ]
-    print_table(("in the paper", "shows", "command", "runs", "time left", "state"), rows)
-    for paper, why in papermap.DRAWINGS.items():
-        message(f"{paper}: {why}.")
+    print_records(records)
+    for sentence in papermap.DRAWINGS:
+        message(sentence)
     message("runs: finished / needed. time left: by rounds in this database. --scale quick or smoke needs fewer runs and rounds.")
 
 
@@ -184,7 +177,7 @@ def _targets(goal: Goal, format: str | None, output: Path | None) -> tuple[str, 
     return table_format(format, output), output, figure
 
 
-def _look(goal: Goal, wanted: Sequence[Wanted], engine: sqlalchemy.Engine | None, data_dir: Path, quiet: bool) -> Outlook:
+def _look(goal: Goal, wanted: Sequence[Wanted], engine: sqlalchemy.Engine, data_dir: Path, quiet: bool) -> Outlook:
     from pflbench.reproduce.progress import look
 
     with data_view(quiet) as progress:
@@ -275,30 +268,25 @@ def _make(
         keep_going=keep_going,
     )
     places = at_a_time(ExecutorOptions(jobs=jobs), specs, data_dir, how) or 1
-    return make_all(queue, results, places, quiet, followed(specs, quiet))
+    return make_all(queue, results, places, quiet)
 
 
 def _show(
-    outlook: Outlook,
-    results: sqlalchemy.Engine | None,
-    data_dir: Path,
-    device: str,
-    targets: tuple[str, Path | None, Path],
-    quiet: bool,
+    outlook: Outlook, results: sqlalchemy.Engine, data_dir: Path, device: str, targets: tuple[str, Path | None, Path], quiet: bool
 ) -> bool:
     """Shows the table and the figure, if it has them. False if one cannot be made, which is reported."""
     from pflbench.reproduce import show
 
     goal, (form, table, figure) = outlook.goal, targets
 
+    def tabulate() -> None:
+        write_table(show.grid(goal, results, outlook.runs(tabled=True)), form, table)
+
     def draw() -> None:
         with data_view(quiet) as progress:
             write_figure(show.drawing(goal, results, outlook.runs(), data_dir, device, progress), figure)
 
-    whole = True
-    if goal.table is not None and results is not None:
-        engine = results
-        whole = _reported(lambda: write_table(show.grid(goal, engine, outlook.runs(tabled=True)), form, table))
+    whole = goal.table is None or _reported(tabulate)
     return (goal.figure is None or _reported(draw)) and whole
 
 
@@ -307,6 +295,6 @@ def _reported(make: Callable[[], None]) -> bool:
     try:
         make()
     except UserError as failed:
-        error(failed.message, failed.hint)
+        error(failed)
         return False
     return True

@@ -13,12 +13,12 @@ import typer
 from pflbench.cli import options as o
 from pflbench.cli.ahead import Ahead, forecast_words, look_ahead
 from pflbench.cli.checkup import note_unchecked
-from pflbench.cli.console import command_line, duration, message, print_json, print_table, say
+from pflbench.cli.console import command_line, duration, message, print_json, print_records, say
 from pflbench.cli.data import fetch_missing
 from pflbench.cli.db import opened
 from pflbench.cli.help import HelpAll
 from pflbench.cli.making import Jobs, KeepGoing, make_all
-from pflbench.cli.progress import apart, data_view, followed, named
+from pflbench.cli.progress import apart, data_view, named
 from pflbench.errors import NoData, unknown
 
 if TYPE_CHECKING:
@@ -55,19 +55,23 @@ def run(
     Defaults are the paper's: 2,000 rounds, 20 clients, Dir(0.1), batches of 10, one local epoch, the model and learning rate of
     the dataset. A finished run is not run again; an interrupted one resumes from its last checkpoint.
     """
+    from pflbench import data
+
+    _require_known(asked)
     from pflbench.run.plan import preset_notes, warnings
+    from pflbench.sweep.choose_executor import ExecutorOptions, at_a_time
     from pflbench.sweep.grid import of_run
 
     wanted = o.run_options({**asked, "data_dir": data_dir})
     if not (wanted.partition or "").startswith("pfllib"):
         fetch_missing(wanted.datasets, data_dir, download and not dry_run, quiet)
     specs = of_run(wanted)
-    for text in (*preset_notes(wanted), *warnings(specs), *_remarks(specs, data_dir)):
+    remarks = (data.remark(source, data_dir) for source in dict.fromkeys(spec.data for spec in specs))
+    for text in (*preset_notes(wanted), *warnings(specs), *filter(None, remarks)):
         message(f"Note: {text}")
     how = execution(executed)
     if dry_run:
         from pflbench.reproduce.progress import lacking
-        from pflbench.sweep.choose_executor import ExecutorOptions
 
         needed = _footprints(specs, how, data_dir, quiet)
         if as_json:
@@ -84,20 +88,19 @@ def run(
     from pflbench.run.execution import find_device
     from pflbench.store.failures import patiently
     from pflbench.store.sweeps import last_ended
-    from pflbench.sweep.choose_executor import ExecutorOptions, at_a_time
     from pflbench.sweep.run_queue import RunQueue
 
     require_arithmetic(find_device(how.device), specs[0].train.dtype)
     prepare(specs, data_dir, quiet)
     trajectory, force = executed["trajectory"], executed["force"]
     client = None if trajectory is None else follow_client(trajectory, specs, data_dir)
-    how = replace(how, follow=client, command=command_line(how.record_host))
+    how = replace(how, follow=client)
     note_unchecked(how, quiet)
     done: dict[str, dict[str, Any]] = {}
 
     try:
         with opened(db, create=True) as results:
-            names, more = ({spec.key: text for spec, text in zip(specs, tell(specs), strict=True)} for tell in (named, apart))
+            names, more = named(specs), apart(specs)
             there = set() if force else patiently(partial(_finished, results, specs))
             places = at_a_time(ExecutorOptions(jobs=jobs), [spec for spec in specs if spec.key not in there], data_dir, how) or 1
             if not quiet:
@@ -118,7 +121,7 @@ def run(
             repeated = patiently(partial(last_ended, results, list(names))) if force else {}
             url = results.url.render_as_string(hide_password=False)
             queue = RunQueue(tuple(specs), url, data_dir, how, plugins, repeated=repeated, keep_going=keep_going)
-            whole = make_all(queue, results, places, quiet, followed(specs, quiet), then)
+            whole = make_all(queue, results, places, quiet, then)
     finally:
         if as_json:
             print_json(list(done.values()))
@@ -126,24 +129,38 @@ def run(
         raise typer.Exit(2)
 
 
+def _require_known(asked: o.Given) -> None:
+    """Raises UserError for unknown names of methods, datasets and models, before torch is imported: that takes seconds."""
+    from pflbench import data, methods, models
+
+    known = methods.names(with_ala=True)
+    for name in map(methods.in_any_case, asked["methods"]):
+        if name not in known:
+            methods.load(name)
+    for text in (*asked["datasets"], *filter(None, [asked["model"]])):
+        if not {":", "/", "."} & set(text):  # else it is one's own
+            (data.named if text in asked["datasets"] else models.find)(text)
+
+
 def _show_plan(specs: Sequence[RunSpec], needed: Sequence[dict[str, Any] | None], ahead: Ahead) -> None:
     """Prints a line for each run, and what all of them take."""
     from pflbench.run.memory_estimate import readable
 
-    rows = [
-        (
-            f"{spec.method.name} ({more})" if more else spec.method.name,
-            spec.data.label,
-            spec.partition.label,
-            spec.seed,
-            spec.train.rounds,
-            ahead.state.states[spec.key],
-            readable(need["total"]) if need else None,
-            spec.key[:16],
-        )
-        for spec, need, more in zip(specs, needed, apart(specs), strict=True)
+    settings = apart(specs)
+    records = [
+        {
+            "method": f"{spec.method.name} ({settings[spec.key]})" if settings[spec.key] else spec.method.name,
+            "dataset": spec.data.label,
+            "partition": spec.partition.label,
+            "seed": spec.seed,
+            "rounds": spec.train.rounds,
+            "state": ahead.state.states[spec.key],
+            "memory": readable(need["total"]) if need else None,
+            "key": spec.key,
+        }
+        for spec, need in zip(specs, needed, strict=True)
     ]
-    print_table(("method", "dataset", "partition", "seed", "rounds", "state", "memory", "key"), rows)
+    print_records(records)
     ahead.show()
 
 
@@ -179,14 +196,8 @@ def execution(given: o.Given) -> Execution:
     for name, kind in fields.items():
         if get_origin(kind) is Literal and given[name] not in get_args(kind):
             raise unknown(name, given[name], get_args(kind))
-    return checked(Execution(**{name: given[name] for name in fields}))
-
-
-def _remarks(specs: Sequence[RunSpec], data_dir: Path) -> list[str]:
-    from pflbench import data
-
-    found = (data.remark(source, data_dir) for source in dict.fromkeys(spec.data for spec in specs))
-    return [text for text in found if text is not None]
+    how = Execution(**{name: given[name] for name in fields})
+    return checked(replace(how, command=command_line(how.record_host)))
 
 
 def _footprints(specs: Sequence[RunSpec], how: Execution, data_dir: Path, quiet: bool) -> list[dict[str, Any] | None]:
@@ -253,7 +264,7 @@ def follow_client(text: str, specs: Sequence[RunSpec], data_dir: Path) -> Follow
 def _require_global_model(spec: RunSpec, setting: FederationData) -> None:
     from pflbench.run.execution import Execution, find_device
     from pflbench.run.prepared import prepare
-    from pflbench.run.testing import require_global_model
+    from pflbench.run.round import require_global_model
 
     run = prepare(spec, setting, find_device("cpu"), Execution(engine="batched"))
     fed = run.federation()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +15,6 @@ from pflbench.cli.db import opened
 from pflbench.cli.progress import differences
 from pflbench.cli.reports import FILTERS, found_runs
 from pflbench.errors import NothingYet, UserError
-from pflbench.store.files import write_array
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -26,9 +24,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List, show and remove runs.", no_args_is_help=True)
 
-
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Number, or key (its beginning suffices).")]
-RunsArgument = Annotated[list[str], typer.Argument(metavar="RUN...", help="Numbers, or keys (their beginnings suffice).")]
 
 
 @app.command("list")
@@ -80,8 +76,8 @@ def show(
         found = runs.find(engine, run)
         partition = None if found.partition is None else partitions.find(engine, found.partition)
         newest = rounds.newest_rows(engine, found.id, last)
-        series = rounds.series_names(engine, [found.id]).get(found.id, ())
-        kept = arrays.infos(engine, found.id)
+        series = [one.name for one in rounds.second_series(engine, found.id)]
+        kept = arrays.listed(engine, found.id)
     if as_json:
         print_json(
             {
@@ -93,7 +89,7 @@ def show(
                 "partition": None if partition is None else _plain(partition),
                 "last_rounds": newest,
                 "series": series,
-                "artifacts": [asdict(one) for one in kept],
+                "artifacts": kept,
             }
         )
         return
@@ -101,7 +97,7 @@ def show(
     if series:
         fields.append(("series", ", ".join(series)))
     if kept:
-        fields.append(("artifacts", ", ".join(sorted({one.name for one in kept}))))
+        fields.append(("artifacts", ", ".join(sorted({one["name"] for one in kept}))))
     print_fields(fields)
     columns = ("accuracy", "accuracy_mean", "accuracy_std", "test_loss", "train_loss", "seconds_update", "seconds_evaluate")
     rows = [[row["round"], *(None if row[c] is None else f"{row[c]:.4g}" for c in columns)] for row in newest]
@@ -126,13 +122,13 @@ def artifact(
     if output is None:
         print_json({"name": name, "shape": array.shape, "dtype": str(array.dtype), "values": array.tolist()})
         return
-    write_array(output, array)
+    arrays.write_npy(output, array)
     message(f"Wrote {output}: {array.dtype} {list(array.shape)}.")
 
 
 @app.command()
 def rm(
-    runs: RunsArgument,
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Numbers, or keys (their beginnings suffice).")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     checkpoints: Annotated[
         str | None,

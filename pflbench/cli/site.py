@@ -47,7 +47,7 @@ def report(
         typer.Option(
             "--runs",
             metavar="all|shown|none|N,N",
-            autocompletion=o.completion(lambda: ("all", "shown", "none")),
+            autocompletion=lambda: ("all", "shown", "none"),
             help="Runs with a page of their own; shown: those in tables and figures. Default: all of up to 200 runs, else none.",
         ),
     ] = "auto",
@@ -68,7 +68,10 @@ def report(
     say(output)
 
 
+@o.taking(which=FILTERS)
 def serve(
+    *,
+    which: o.Given,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1.")] = DEFAULT_PORT,
     db: o.Db = o.DEFAULT_DB,
 ) -> None:
@@ -81,16 +84,13 @@ def serve(
     from pflbench.store.schema import now
 
     url = to_url(db)
-    made = _made(url)
+    made, filters = _made(url), Filters(**which)
     with friendly(url):
         engine = connect_read_only(url)
         try:
-            server = Server(engine, lambda: page.build(engine, replace(made, at=now()), Filters(), "all", live=True), port)
-            say(server.address, flush=True)
-            message(f"{without_passwords(db, alone=True)}, read-only. Ctrl-C ends it.")
-            try:
+            with Server(engine, lambda: page.build(engine, replace(made, at=now()), filters, "all", live=True), port) as server:
+                say(server.address, flush=True)
+                message(f"{without_passwords(db, alone=True)}, read-only. Ctrl-C ends it.")
                 server.serve_forever()
-            finally:
-                server.server_close()
         finally:
             engine.dispose()

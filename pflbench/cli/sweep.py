@@ -13,14 +13,14 @@ from typer.core import TyperGroup
 
 from pflbench.cli import options as o
 from pflbench.cli.ahead import Ahead, look_ahead
-from pflbench.cli.console import command_line, message, print_json, print_records, print_table, say
+from pflbench.cli.console import message, print_json, print_records, print_table, say
 from pflbench.cli.data import fetch_missing
 from pflbench.cli.db import opened
 from pflbench.cli.help import HelpAll, LongCommand
 from pflbench.cli.making import KeepGoing, Limit
 from pflbench.cli.progress import apart
 from pflbench.cli.run import execution, prepare
-from pflbench.cli.sweep_runs import ENDED, NAMED, RetryFailed, SweepCommand, counted_states, make, resume, work
+from pflbench.cli.sweep_runs import NAMED, RetryFailed, SweepCommand, counted_states, make, resume, work
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from pflbench.sweep.study import Study
 
 # A sweep has --seeds, not --seed.
-_MAIN = {name: option for name, option in o.only(*o.MAIN, methods=[]).items() if name != "seed"}
-_GIVEN = {name: option for name, option in o.EXECUTION.items() if name not in ("trajectory", "force")}
+_MAIN = {**o.without(o.MAIN, "seed"), "methods": o.MAIN["methods"].replace(default=[])}
 
 
 class _Commands(TyperGroup):
@@ -49,7 +48,9 @@ app = typer.Typer(
 
 
 @app.command(cls=LongCommand)
-@o.taking(asked={**_MAIN, **o.PARTITION, **o.TRAINING}, executed=_GIVEN, workers=o.EXECUTORS)
+@o.taking(
+    asked={**_MAIN, **o.PARTITION, **o.TRAINING}, executed=o.without(o.EXECUTION, "trajectory", "force"), workers=o.EXECUTORS
+)
 def run(
     *,
     file: Annotated[
@@ -99,12 +100,12 @@ def run(
     specs = specifications(study.grid, data_dir, order)
     for text in warnings(specs):
         message(f"Note: {text}")
-    how = execution({**executed, "trajectory": None, "force": False})
+    how = execution(executed)
     if dry_run:
         _show_plan(study.name, specs, look_ahead(specs, db, data_dir, how, executor), as_json)
         return
     environment = {
-        "command": command_line(how.record_host),
+        "command": how.command,
         "execution": executed,
         "workers": executor.plain(),
         "data_dir": str(data_dir.absolute()),
@@ -133,18 +134,13 @@ def list_(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
     from pflbench.store import sweeps
 
     with opened(db) as results:
-        found = [(sweep, sweeps.sweep_state(results, sweep.specs)) for sweep in sweeps.listed(results)]
-    records = [
-        {
-            "name": sweep.name,
-            "runs": len(sweep.specs),
-            **{state: stands.counts[state] for state in ("finished", "running", "missing")},
-            "others": sum(count for state, count in stands.counts.items() if state not in ("finished", "running", "missing")),
-            "cancelled": sweep.cancelled_at,
-            "created": sweep.created_at,
-        }
-        for sweep, stands in found
-    ]
+        records = []
+        for sweep in sweeps.listed(results):
+            counts = sweeps.sweep_state(results, sweep.specs).counts
+            shown = {state: counts[state] for state in ("finished", "running", "missing")}
+            shown["others"] = counts.total() - sum(shown.values())
+            times = {"cancelled": sweep.cancelled_at, "created": sweep.created_at}
+            records.append({"name": sweep.name, "runs": len(sweep.specs), **shown, **times})
     print_records(records, as_json)
     if not records:
         message("No sweeps yet: pflbench sweep FILE.yaml")
@@ -158,21 +154,22 @@ def status(name: NAMED, db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> Non
     with opened(db) as results:
         sweep = sweeps.find(results, name)
         stands = sweeps.sweep_state(results, sweep.specs)
-    records = []
-    for spec, more in zip(sweep.specs, apart(sweep.specs), strict=True):
+    records: list[dict[str, Any]] = []
+    settings = apart(sweep.specs)
+    for spec in sweep.specs:
         made = stands.runs[spec.key]
         records.append(
             {
-                "run": made.id if made else None,
+                "run": made and made.id,
                 "method": spec.method.name,
-                "settings": more,
+                "settings": settings[spec.key],
                 "dataset": spec.data.label,
                 "partition": spec.partition.label,
                 "seed": spec.seed,
                 "state": stands.states[spec.key],
                 "rounds": f"{(made.last_round or 0) if made else 0}/{spec.train.rounds}",
-                "best": None if made is None else made.best,
-                "message": made.message if made else None,
+                "best": made and made.best,
+                "message": made and made.message,
             }
         )
     if as_json:
@@ -202,8 +199,8 @@ def _study(file: Path | None, grids: Sequence[str], name: str | None, asked: o.G
     from pflbench.sweep.study import from_command_line, read
 
     fields = {field: option for option, field in options().items()}
-    said = {field: value for field, value in asked.items() if field in fields and value is not None and value != []}
-    given = {fields[field]: value for field, value in said.items() if field != "ala" or value}
+    said = {field: value for field, value in asked.items() if field != "ala" or value}
+    given = {fields[field]: value for field, value in said.items() if field in fields and value not in (None, [])}
     settings = asked["settings"]
     if file is None:
         return from_command_line(grids, given, name, settings)
@@ -218,11 +215,10 @@ def _show_plan(name: str, specs: Sequence[RunSpec], ahead: Ahead, as_json: bool)
     if as_json:
         print_json({"name": name, "runs": len(specs), **ahead.record(), "keys": [spec.key for spec in specs]})
         return
-    cells = Counter((spec.method.name, spec.data.label, spec.partition.label) for spec in specs)
-    ended = Counter(
-        (spec.method.name, spec.data.label, spec.partition.label) for spec in specs if ahead.state.states[spec.key] in ENDED
+    every, left = (
+        Counter((spec.method.name, spec.data.label, spec.partition.label) for spec in some) for some in (specs, ahead.runs)
     )
-    rows = [(*cell, runs, ended[cell]) for cell, runs in cells.items()]
+    rows = [(*cell, runs, runs - left[cell]) for cell, runs in every.items()]
     print_table(("method", "dataset", "partition", "runs", "there"), rows)
     say(f"{name}: {counted_states(ahead.state.counts)}")
     ahead.show()

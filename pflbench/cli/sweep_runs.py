@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,8 +13,9 @@ import typer
 
 from pflbench import interrupts
 from pflbench.cli import options as o
+from pflbench.cli.ahead import OVER
 from pflbench.cli.checkup import note_unchecked
-from pflbench.cli.console import command_line, message, print_json
+from pflbench.cli.console import message, print_json
 from pflbench.cli.db import opened
 from pflbench.cli.making import KeepGoing, Limit, make_by, tell_checkpoints, tell_errors, tell_failure
 from pflbench.cli.progress import followed
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pflbench.sweep.choose_executor import ExecutorOptions
     from pflbench.sweep.run_queue import RunQueue
 
-ENDED = {"finished", "diverged", "failed"}
 NAMED = Annotated[str, typer.Argument(metavar="NAME", help="Name of the sweep: see `pflbench sweep list`.")]
 Files = Annotated[
     list[Path],
@@ -53,23 +52,20 @@ class SweepCommand:
     quiet: bool = False
     as_json: bool = False
 
-    @property
-    def plugins(self) -> tuple[Path, ...]:
-        return _plugins(self.sweep)
-
     def queue(self, specs: Sequence[RunSpec], keep_going: bool) -> RunQueue:
         from pflbench.sweep.run_queue import RunQueue
 
-        how = replace(self.how, command=command_line(self.how.record_host))
         url = self.results.url.render_as_string(hide_password=False)
-        return RunQueue(tuple(specs), url, self.data_dir, how, self.plugins, keep_going=keep_going, sweep=self.sweep.id)
+        return RunQueue(
+            tuple(specs), url, self.data_dir, self.how, _plugins(self.sweep), keep_going=keep_going, sweep=self.sweep.id
+        )
 
 
-@o.taking(workers=o.EXECUTORS, place=o.only("checkpoints"))
+@o.taking(workers=o.EXECUTORS)
 def resume(
     name: NAMED,
     workers: o.Given,
-    place: o.Given,
+    checkpoints: o.Checkpoints = None,
     files: Files = [],  # noqa: B006
     retry_failed: RetryFailed = False,
     keep_going: KeepGoing = False,
@@ -89,18 +85,17 @@ def resume(
     with opened(db) as results:
         sweep = sweeps.find(results, name)
         executor = executor_options(workers, sweep.environment.get("workers"))
-        typed = executor_options(workers) if workers["executor"] else None
-        how = _allowed(sweep, files, place["checkpoints"], executor, typed)
+        typed = executor_options(workers).words() if workers["executor"] else ()
+        how = _allowed(sweep, files, checkpoints, executor.words(), typed)
         sweep = sweeps.set_cancelled(results, name, False)
         asked = SweepCommand(sweep, results, how, executor, Path(sweep.environment["data_dir"]), quiet, as_json)
-        with plugged_in(asked.plugins):
+        with plugged_in(_plugins(sweep)):
             make(asked, retry_failed=retry_failed, keep_going=keep_going, limit=limit)
 
 
-@o.taking(place=o.only("checkpoints"))
 def work(
     name: NAMED,
-    place: o.Given,
+    checkpoints: o.Checkpoints = None,
     files: Files = [],  # noqa: B006
     cpus_per_job: Annotated[int | None, typer.Option(metavar="N", min=1, help="Cores. Default: all.")] = None,
     limit: Limit = None,
@@ -123,9 +118,9 @@ def work(
         if sweep.cancelled_at:
             message(f"{name} is cancelled. Continue with: pflbench sweep resume {name}")
             return
-        how = _allowed(sweep, files, place["checkpoints"], ExecutorOptions())
+        how = _allowed(sweep, files, checkpoints)
         asked = SweepCommand(sweep, results, how, ExecutorOptions(), Path(sweep.environment["data_dir"]), quiet)
-        with plugged_in(asked.plugins):
+        with plugged_in(_plugins(sweep)):
             ahead, skipped = _ahead(asked, retry_failed=False)
             note_unchecked(how, quiet)
             queue = asked.queue(ahead, keep_going=True).on(str(find_device(how.device)), cpus_per_job or environment.cores())
@@ -148,24 +143,23 @@ def make(asked: SweepCommand, *, retry_failed: bool, keep_going: bool, limit: in
     from pflbench.sweep.choose_executor import choose_executor
 
     ahead, skipped = _ahead(asked, retry_failed)
-    ahead, why = ahead[:limit], ""
+    ahead, why, interrupted = ahead[:limit], "", False
     if ahead:
         if not prepared:
             prepare(ahead, asked.data_dir, asked.quiet)
         tell_checkpoints(asked.results, asked.how)
-    if ahead and asked.workers.executor == "slurm":
-        _submit(asked, ahead, limit)
-        return
-    if ahead and asked.workers.executor == "local":  # a cluster's nodes have GPUs of their own
-        note_unchecked(asked.how, asked.quiet)
-    queue, interrupted = asked.queue(ahead, keep_going), False
-    try:
-        if ahead:
+        if asked.workers.executor == "slurm":
+            _submit(asked, ahead, limit)
+            return
+        if asked.workers.executor == "local":  # a cluster's nodes have GPUs of their own
+            note_unchecked(asked.how, asked.quiet)
+        queue = asked.queue(ahead, keep_going)
+        try:
             why = make_by(choose_executor(asked.workers, queue, asked.results), queue, asked.results, asked.quiet)
-    except KeyboardInterrupt:
-        interrupted = True
+        except KeyboardInterrupt:
+            interrupted = True
     state = sweeps.sweep_state(asked.results, ahead)
-    tell_errors(state, ("failed", "diverged"))
+    tell_errors(state)
     _report(asked, state, skipped, why, interrupted=interrupted)
 
 
@@ -173,16 +167,19 @@ def _allowed(
     sweep: StoredSweep,
     files: Sequence[Path],
     checkpoints: str | None,
-    executor: ExecutorOptions,
-    typed: ExecutorOptions | None = None,
+    executor: tuple[str, ...] = (),
+    typed: tuple[str, ...] = (),
 ) -> Execution:
-    """The execution of a stored sweep. Raises UserError for code and addresses that the user has not typed on this machine."""
+    """The execution of a stored sweep. Raises UserError for code and addresses that the user has not typed on this machine.
+
+    executor: the words that name its cluster; typed: those of this command.
+    """
     from pflbench.run import trusted
 
-    before = {**sweep.environment["execution"], "trajectory": None, "force": False}
+    before = sweep.environment["execution"]
     how = execution({**before, "checkpoints": checkpoints or before.get("checkpoints")})
-    wanted = trusted.wanted(sweep.specs, _plugins(sweep), how.checkpoints, executor.words())
-    now = trusted.wanted((), files, checkpoints, typed.words() if typed else ())
+    wanted = trusted.wanted(sweep.specs, _plugins(sweep), how.checkpoints, executor)
+    now = trusted.wanted((), files, checkpoints, typed)
     trusted.require_typed(f"The sweep '{sweep.name}'", wanted, now)
     trusted.remember(wanted)
     return how
@@ -197,7 +194,7 @@ def _ahead(asked: SweepCommand, retry_failed: bool) -> tuple[list[RunSpec], dict
     from pflbench.store import sweeps
 
     state = sweeps.sweep_state(asked.results, asked.sweep.specs)
-    over = ENDED - {"failed"} if retry_failed else ENDED
+    over = {*OVER} - {"failed"} if retry_failed else OVER
     skipped = {key: own for key, own in state.states.items() if own in over}
     return [spec for spec in asked.sweep.specs if spec.key not in skipped], skipped
 
@@ -206,12 +203,12 @@ def _submit(asked: SweepCommand, ahead: Sequence[RunSpec], limit: int | None) ->
     """Queues workers for the runs with Slurm. Failed runs are reset, so that workers take them, too."""
     from pflbench.run import trusted
     from pflbench.store import sweeps
-    from pflbench.sweep.choose_executor import submit_to_slurm
+    from pflbench.sweep.slurm import submit
 
     name = asked.sweep.name
-    typed = trusted.wanted(asked.sweep.specs, asked.plugins, asked.how.checkpoints)
+    typed = trusted.wanted(asked.sweep.specs, _plugins(asked.sweep), asked.how.checkpoints)
     worker = [sys.executable, "-m", "pflbench", "sweep", "work", name, *(word for words in typed for word in words)]
-    number = submit_to_slurm(asked.workers, name, ahead, asked.results, asked.data_dir, asked.how, worker, limit)
+    number = submit(asked.workers, name, ahead, asked.results, asked.data_dir, asked.how, worker, limit)
     sweeps.requeue(asked.results, ahead)
     if asked.as_json:
         print_json({"name": name, "slurm_job": number, "runs": len(ahead)})
@@ -224,15 +221,14 @@ def _report(asked: SweepCommand, state: SweepState, skipped: Mapping[str, str], 
     from pflbench.sweep.run_queue import news
 
     name = asked.sweep.name
-    begun = {key: own for key, own in state.states.items() if own != "missing"}
     if asked.as_json:
-        runs = {key: state.runs[key] for key in begun}
-        more = {key: {"message": (run and run.message) or "", "news": news(run)} for key, run in runs.items()}
-        print_json({"name": name, "skipped": skipped, "runs": [{"key": key, "state": begun[key], **more[key]} for key in begun]})
-    left = len(state.states) - len(begun)
-    numbers = {"Ended before": len(skipped), "Left": left, "Stopped": why}
+        begun = [(key, own, state.runs[key]) for key, own in state.states.items() if own != "missing"]
+        runs = [{"key": key, "state": own, "message": (run and run.message) or "", "news": news(run)} for key, own, run in begun]
+        print_json({"name": name, "skipped": skipped, "runs": runs})
+    counts = state.counts
+    numbers = {"Ended before": len(skipped), "Left": counts.pop("missing", 0), "Stopped": why}
     parts = [f"{word}: {value}." for word, value in numbers.items() if value]
-    message(" ".join((f"{name}: {counted_states(Counter(begun.values()))}", *parts)))
+    message(" ".join((f"{name}: {counted_states(counts)}", *parts)))
     if failed := sum(own == "failed" for own in skipped.values()):
         message(f"Failed before and skipped: {failed}. --retry-failed tries again.")
     if interrupted:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.console import error as print_error
-from pflbench.cli.console import say
+from pflbench.cli.console import error, say
 from pflbench.cli.db import opened
 from pflbench.cli.reports import (
     FILTERS,
+    METRIC,
     ROUND_RULE,
     TOLERANCE,
     Format,
@@ -40,6 +40,7 @@ NAMES = (
 
 _NUMBERS = o.group(
     round_rule=ROUND_RULE,
+    metric=METRIC,
     paper=o.option(Literal["auto", "always", "never"], "Show the paper's values: auto: where the protocol is the paper's."),
     tolerance=TOLERANCE,
     std=o.option(Literal["population", "sample"], "Kind of standard deviation. Default: population, as in the paper."),
@@ -55,7 +56,7 @@ _NUMBERS = o.group(
 @uncollected()
 @o.taking(which=FILTERS, numbers=_NUMBERS)
 def table(
-    name: Annotated[str, typer.Argument(metavar="TABLE", autocompletion=o.completion(lambda: TABLES), help=NAMES)] = "accuracy",
+    name: Annotated[str, typer.Argument(metavar="TABLE", autocompletion=lambda: TABLES, help=NAMES)] = "accuracy",
     *,
     which: o.Given,
     numbers: o.Given,
@@ -86,23 +87,20 @@ def table(
             found = found.with_runs()
         return replace(found, notes=(*found.notes, f"Filtered: {filters.words}.")) if filters.words else found
 
-    if len(asked) == 1:
-        write_table(one(asked[0]), written, output)
-        return
     made: list[Grid] = []  # of several tables one may not have what a filter names
     refused: list[UserError] = []
     for part in asked:
         try:
             made.append(one(part))
-        except UserError as error:
-            refused.append(error)
-    missing = [error for error in refused if isinstance(error, NothingYet)]
+        except UserError as failed:
+            refused.append(failed)
+    missing = [failed for failed in refused if isinstance(failed, NothingYet)]
     if not made:
         raise (missing or refused)[0]
     for k, grid in enumerate(made):
         say(end="\n" * (k > 0))
-        write_table(grid, written, None)
+        write_table(grid, written, output)
     for nothing in missing:
-        print_error(nothing.message, nothing.hint)
+        error(nothing)
     if missing:
         raise typer.Exit(2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -48,22 +48,16 @@ def methods_of(what: str) -> tuple[str, ...]:
 def federation(what: str, way: Way, floats: Floats, device: torch.device) -> Federation:
     """A federation with a model, as in a run; for a method, with the smallest model with BatchNorm."""
     if what in methods.METHODS:
-        return small.federation("batchnorm", way, device=str(device), dtype=floats, **CLIENTS)
+        around = methods.load(what)().model
+        return small.federation("batchnorm", way, device=str(device), dtype=floats, around=around, **CLIENTS)
     return run(what, way, floats, device).federation()
 
 
 def run(what: str, way: Way, floats: Floats, device: torch.device) -> Prepared:
     """A run of FedAvg with a model."""
-    model = what.partition(",")[0]
-    train = dict(FEWER_STEPS if model.startswith("resnet") else CLIENTS)
+    train = dict(FEWER_STEPS if what.startswith("resnet") else CLIENTS)
     n = train.pop("n")
-    spec = RunSpec(
-        data=DataSpec(name="made up"),
-        partition=IID(clients=len(n)),
-        model=model,
-        train=TrainSpec(rounds=2, dtype=floats, **train),
-        method=methods.spec("fedavg", {}),
-    )
+    spec = specification("fedavg", what, len(n), dtype=floats, **train)
     engine: Literal["loop", "batched"] = "loop" if way == "loop" else "batched"
     how = Execution(
         str(device), engine, capture="none" if way in ("loop", "batched") else "graph", deterministic=way == "deterministic"
@@ -71,24 +65,42 @@ def run(what: str, way: Way, floats: Floats, device: torch.device) -> Prepared:
     return prepare(spec, _setting(what, n), device, how)
 
 
+def specification(method: str, model: str, clients: int, **train: Any) -> RunSpec:
+    """Two rounds on data that no name stands for."""
+    few = {h.name: FEW[h.name] for h in methods.hyperparameters(method) if h.name in FEW}
+    return RunSpec(
+        data=DataSpec(name="made up"),
+        partition=IID(clients=clients),
+        model=model.partition(",")[0],
+        train=TrainSpec(rounds=2, **train),
+        method=methods.spec(method, few),
+    )
+
+
 def _setting(what: str, n: tuple[int, ...]) -> FederationData:
     """Images of bytes, texts of token ids, or else floats; a quarter of each client's samples are for tests."""
-    draw, bounds = np.random.default_rng(7), np.cumsum([0, *n, *(k // 3 for k in n)])
+    draw, tests = np.random.default_rng(7), tuple(k // 3 for k in n)
     shape, vocabulary = IMAGES.get(what) or small.SHAPES[what], WORDS if what == "fasttext" else None
-    x: Any = draw.normal(size=(bounds[-1], *shape)).astype(np.float32)
+    x: Any = draw.normal(size=(sum(n) + sum(tests), *shape)).astype(np.float32)
     if what in IMAGES:
         x = draw.integers(256, size=x.shape, dtype=np.uint8)
     elif vocabulary:
         x = draw.integers(vocabulary, size=x.shape)
-    parts = tuple(np.arange(a, b) for a, b in pairwise(bounds))
-    arrays = Arrays(x, draw.integers(CLASSES, size=len(x)), tuple(map(str, range(CLASSES))), vocabulary)
-    partition = Partition(parts[: len(n)], parts[len(n) :])
+    return dealt(x, draw.integers(CLASSES, size=len(x)), n, tests, CLASSES, vocabulary)
+
+
+def dealt(
+    x: Any, y: Any, train: Sequence[int], test: Sequence[int], classes: int = CLASSES, vocabulary: int | None = None
+) -> FederationData:
+    """Samples given to clients in their order, by how many each trains on, and then is tested with."""
+    parts = tuple(np.arange(a, b) for a, b in pairwise(np.cumsum([0, *train, *test])))
+    partition = Partition(parts[: len(train)], parts[len(train) :])
+    arrays = Arrays(x, y, tuple(map(str, range(classes))), vocabulary)
     return FederationData(arrays, partition, record=None, content={})  # type: ignore[arg-type]  # of the database, where nothing goes
 
 
 def method(name: str) -> Method:
-    few = {h.name: FEW[h.name] for h in methods.hyperparameters(name) if h.name in FEW}
-    return methods.make(methods.spec(name, few))
+    return methods.make(specification(name, "mlp", 1, lr=1).method)
 
 
 def played(method: Method, fed: Federation, count: int) -> Numbers:

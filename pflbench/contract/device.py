@@ -230,10 +230,11 @@ def _memory(one: Check, device: torch.device) -> CheckResult:
         next(play)
         # A round takes two copies of all models, and one more for training.
         more = int(2.5 * fed.size * fed.flat.size * fed.dtype.itemsize)
+        gc.collect()  # what waits for it would count as in use, and be free later
         memory.release(device)
         with _limited(device, devices.of(device).memory_reserved(device) + more):
             found = next(play)
-        if not fed.executor.shortages():
+        if fed.executor.chunks is None or not fed.executor.chunks.shortages:
             return CheckResult("not supported", why="its memory could not be made scarce")
         if refused := _refused(fed.executor, one.way):
             return CheckResult("failed", why=refused[0])

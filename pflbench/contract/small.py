@@ -55,7 +55,7 @@ class BatchNormNet(nn.Module):
         return logits
 
 
-NUMBERS, GREY, COLOUR, TEXT = (12,), (1, 16, 16), (3, 32, 32), (20,)  # samples
+NUMBERS, GREY, COLOUR, SIGNALS, TEXT = (12,), (1, 16, 16), (3, 32, 32), (2, 1, 28), (20,)  # samples
 VOCABULARY = 30
 
 
@@ -65,7 +65,7 @@ def _suits(model: str, shape: tuple[int, ...], vocabulary: int | None = None) ->
 
 def _shape(model: str) -> tuple[int, ...]:
     """The smallest sample that a built-in model takes."""
-    return next((shape for shape in (NUMBERS, GREY, COLOUR) if _suits(model, shape)), TEXT)
+    return next((shape for shape in (NUMBERS, GREY, COLOUR, SIGNALS) if _suits(model, shape)), TEXT)
 
 
 SHAPES = {name: _shape(name) for name in models.MODELS} | {
@@ -98,6 +98,7 @@ def federation(
     classes: int = CLASSES,
     vocabulary: int | None = None,
     convolution: str | None = None,
+    around: Callable[[nn.Module], nn.Module] | None = None,
     **train: Any,
 ) -> Federation:
     """Clients with n training samples each; batches of 5, so that some clients have a partial batch.
@@ -105,7 +106,7 @@ def federation(
     model: a name, or a function of a sample's shape, the number of classes and the vocabulary. engine: one of EXECUTORS;
     tests: test samples of each client, by default half as many; device: as PyTorch names it; shape: of a sample, by default the
     model's in SHAPES; vocabulary: of tokens, which samples then are; convolution: as BatchedExecutor takes it; train: as in
-    TrainSpec.
+    TrainSpec; around: `Method.model`.
     """
     tests = tests or tuple(max(k // 2, 1) for k in n)
     rng = np.random.default_rng(7)
@@ -120,13 +121,14 @@ def federation(
         x = rng.normal(size=(total, *shape)) + rng.normal(size=(classes, *shape))[y]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        flat = Flat(_module(model, shape, classes, vocabulary))
+        module = _module(model, shape, classes, vocabulary)
+        flat = Flat(around(module) if around else module)
     samples = Samples(x, y, getattr(torch, dtype), torch.device(device))
     settings = {"rounds": 4, "batch_size": 5, "lr": 0.1, **train}
     bounds = np.cumsum([0, *n, *tests])
     parts = [np.arange(a, b) for a, b in itertools.pairwise(bounds)]
     spec = TrainSpec(dtype=dtype, **settings)
-    return Federation(flat, executor(engine, flat, samples, convolution), spec, parts[: len(n)], parts[len(n) :], seed)
+    return Federation(flat, executor(engine, flat, samples, convolution), spec, parts[: len(n)], parts[len(n) :], seed, y)
 
 
 def _module(model: str | Make, shape: tuple[int, ...], classes: int, vocabulary: int | None) -> nn.Module:

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from pflbench import methods
-from pflbench.contract.small import EXECUTORS, federation, in_a_pack, train
+from pflbench.contract import small
+from pflbench.contract.small import EXECUTORS, in_a_pack, train
 from pflbench.engine import rng
 from pflbench.engine.batched.program import MIXED
 from pflbench.engine.federation import Federation
@@ -23,7 +24,7 @@ from pflbench.errors import Diverged, UserError
 from pflbench.methods.base import Method
 from pflbench.run.checkpoint import Checkpoints, Snapshot, tensors
 from pflbench.run.places import Folder
-from pflbench.run.testing import HEADLINE, evaluate
+from pflbench.run.round import HEADLINE, evaluate
 from pflbench.spec import MethodSpec
 
 FEW = (12, 4, 9, 7)  # samples of each client in tests that only compare two trainings
@@ -47,6 +48,11 @@ def make(name: str) -> Method:
     return methods.make(MethodSpec(name=name))
 
 
+def federation(name: str, *model: str, **settings: Any) -> Federation:
+    """A small federation with the method's model."""
+    return small.federation(*model, around=make(name).model, **settings)
+
+
 def copied(state: Any) -> dict[str, torch.Tensor]:
     return {field: value.clone() for field, value in tensors(state).items()}
 
@@ -59,11 +65,11 @@ def assert_same(a: Any, b: Any, tolerance: float = 0.0) -> None:
 def executors_agree(name: str, model: str, join_ratio: float, engines: Iterable[str]) -> None:
     """States, BatchNorm buffers and tests after a training on each engine are those of the loop; one client fills no batch."""
     settings: dict[str, Any] = {"n": FEW, "join_ratio": join_ratio, "local_epochs": 2}
-    loop = federation(model, "loop", **settings)
+    loop = federation(name, model, "loop", **settings)
     everyone, a = torch.arange(loop.size), train(make(name), loop, 2)
     tested = loop.evaluate(make(name).deployed(a), everyone, make(name).tested_model)
     for engine in engines:
-        batched = federation(model, engine, **settings)
+        batched = federation(name, model, engine, **settings)
         b = train(make(name), batched, 2)
         assert_same(a, b, 1e-10)
         for which in loop.buffers:
@@ -98,7 +104,7 @@ class Contract:
         assert methods.spec(name, free) == spec
 
     def test_state_and_shapes(self, name: str) -> None:
-        fed = federation(n=FEW)
+        fed = federation(name, n=FEW)
         state = train(make(name), fed, 2)
         parameters = getattr(state, "__dataclass_params__", None)
         assert getattr(parameters, "frozen", False), "the state is a frozen dataclass"
@@ -110,10 +116,10 @@ class Contract:
             assert extra.shape in [(fed.flat.size,), (fed.size, fed.flat.size)]
 
     def test_the_same_seed_gives_the_same_numbers(self, name: str) -> None:
-        assert_same(train(make(name), federation(n=FEW), 2), train(make(name), federation(n=FEW), 2))
+        assert_same(train(make(name), federation(name, n=FEW), 2), train(make(name), federation(name, n=FEW), 2))
 
     def test_another_seed_gives_others(self, name: str) -> None:
-        a, b = (make(name).deployed(train(make(name), federation(n=FEW, seed=seed), 2)) for seed in (0, 1))
+        a, b = (make(name).deployed(train(make(name), federation(name, n=FEW, seed=seed), 2)) for seed in (0, 1))
         assert not torch.equal(a, b)
 
     @pytest.mark.parametrize(AGREE[0], AGREE[1], ids=AGREE[2])
@@ -127,37 +133,37 @@ class Contract:
     def test_packed_runs_agree_with_separate_ones(self, name: str) -> None:
         """Where seeds train together, one row for all clients of a run, [P], comes as a row for each of them."""
 
-        def small(seed: int, engine: str = "captured") -> Federation:
-            return federation(engine=engine, n=(13, 8, 5), join_ratio=0.7, seed=seed)
+        def of_seed(seed: int, engine: str = "captured") -> Federation:
+            return federation(name, engine=engine, n=(13, 8, 5), join_ratio=0.7, seed=seed)
 
-        together = in_a_pack([small(0), small(1)], lambda fed: train(make(name), fed, 2))
+        together = in_a_pack([of_seed(0), of_seed(1)], lambda fed: train(make(name), fed, 2))
         for seed in (0, 1):
-            assert_same(train(make(name), small(seed, "loop"), 2), together[seed], 1e-10)
+            assert_same(train(make(name), of_seed(seed, "loop"), 2), together[seed], 1e-10)
 
     def test_all_executors_agree_in_single_precision(self, name: str) -> None:
         """Over few steps: sooner or later a ReLU is within rounding of its kink, and two trainings that are both right part."""
         few: dict[str, Any] = {"n": (6, 8, 5), "dtype": "float32", "lr": 0.02}
-        a, b = (make(name).deployed(train(make(name), federation("cnn", e, **few), 2)) for e in EXECUTORS[:2])
+        a, b = (make(name).deployed(train(make(name), federation(name, "cnn", e, **few), 2)) for e in EXECUTORS[:2])
         torch.testing.assert_close(a, b, rtol=0, atol=2e-5)
 
     @pytest.mark.parametrize("drop_last", ["always", "never"])
     def test_all_executors_agree_on_partial_batches(self, name: str, drop_last: str) -> None:
-        a, b = (train(make(name), federation("mlp", e, n=(8, 4, 1, 12), drop_last=drop_last), 2) for e in EXECUTORS[:2])
+        a, b = (train(make(name), federation(name, "mlp", e, n=(8, 4, 1, 12), drop_last=drop_last), 2) for e in EXECUTORS[:2])
         assert_same(a, b, 1e-10)
 
     def test_what_it_says_of_optimizers_is_true(self, name: str) -> None:
         """It trains by `fed.sgd` alone, and so by any optimizer; or it says why not, and then has a step of its own."""
-        small: dict[str, Any] = {"n": FEW, "join_ratio": 0.75, "local_epochs": 2}
-        how = {**small, "optimizer": "momentum", "optimizer_state": "kept"}
-        loop = federation(**how)
+        few: dict[str, Any] = {"n": FEW, "join_ratio": 0.75, "local_epochs": 2}
+        how = {**few, "optimizer": "momentum", "optimizer_state": "kept"}
+        loop = federation(name, **how)
         if methods.load(name).optimizer_refused:
             with pytest.raises(UserError, match="method's own step"):
                 train(make(name), loop, 1)
             return
-        found, plain = train(make(name), loop, 1), train(make(name), federation(**small), 1)
+        found, plain = train(make(name), loop, 1), train(make(name), federation(name, **few), 1)
         assert not torch.equal(make(name).deployed(found), make(name).deployed(plain)), "momentum changes nothing: take fed.sgd"
         found = train(make(name), loop, 1, found, start=2)
-        captured = federation(engine="captured", **how)
+        captured = federation(name, engine="captured", **how)
         assert_same(found, train(make(name), captured, 2), 1e-10)
         for which in loop.buffers:
             torch.testing.assert_close(captured.buffers[which], loop.buffers[which], rtol=0, atol=1e-10)
@@ -165,18 +171,18 @@ class Contract:
     def test_a_schedule_is_followed(self, name: str) -> None:
         """Round 1 is that of a constant rate, round 2 is not."""
         how: dict[str, Any] = {"n": FEW, "lr_schedule": "step", "lr_step_every": 1, "lr_gamma": 0.5}
-        fed, constant = federation(**how), federation(n=FEW)
+        fed, constant = federation(name, **how), federation(name, n=FEW)
         first, plain = train(make(name), fed, 1), train(make(name), constant, 1)
         assert_same(first, plain)
         second, plain = train(make(name), fed, 1, first, start=2), train(make(name), constant, 1, plain, start=2)
         same = torch.equal(make(name).deployed(second), make(name).deployed(plain))
         assert not same, "the rate stays the same: an own step takes fed.lr, not fed.protocol.lr"
-        captured = federation(engine="captured", **how)
+        captured = federation(name, engine="captured", **how)
         assert_same(second, train(make(name), captured, 2), 1e-10)
         assert not set(captured.executor.record()["steps"]["apart"]) - {MIXED}
 
     def test_who_does_not_take_part_is_left_alone(self, name: str) -> None:
-        fed, method = federation(n=(13, 8, 11, 4, 9, 6), join_ratio=0.34), make(name)
+        fed, method = federation(name, n=(13, 8, 11, 4, 9, 6), join_ratio=0.34), make(name)
         state = train(method, fed, 2)
         now, later = fed.at(3), fed.at(4)
         S, S_later = now.cohort(3).tolist(), later.cohort(4).tolist()
@@ -192,7 +198,7 @@ class Contract:
     def test_all_are_tested_at_one_moment_and_nobody_keeps_a_trace_of_it(self, name: str) -> None:
         """Outside the cohort a client is tested as if it were in it, and afterwards is what it was."""
         settings: dict[str, Any] = {"n": (12, 5, 9, 7, 6, 8), "join_ratio": 0.34}
-        fed, method = federation("batchnorm", evaluate="all", **settings), make(name)
+        fed, method = federation(name, "batchnorm", evaluate="all", **settings), make(name)
         everyone, state = torch.arange(fed.size), method.init(fed)
         for t in (1, 2, 3):
             now, before = fed.at(t), state
@@ -213,7 +219,7 @@ class Contract:
             if t == 3:
                 break
             state = method.update(now, state, S)
-        untested = federation("batchnorm", **settings)
+        untested = federation(name, "batchnorm", **settings)
         assert_same(state, train(method, untested, 2))
         assert fed.buffers.keys() == untested.buffers.keys()
         for which, rows in untested.buffers.items():
@@ -221,7 +227,7 @@ class Contract:
 
     def test_a_state_is_never_changed_in_place(self, name: str) -> None:
         """It may be the last whole round, which an interrupted run goes on from."""
-        fed, method = federation(n=FEW, join_ratio=0.5), make(name)
+        fed, method = federation(name, n=FEW, join_ratio=0.5), make(name)
         state = train(method, fed, 1)
         before = copied(state)
         updated = method.update(fed.at(2), state, fed.cohort(2))
@@ -232,19 +238,19 @@ class Contract:
             assert not changed, f"the state that was given now has another {changed[0]}"
 
     def test_checkpoint_and_restore(self, name: str, tmp_path: Path) -> None:
-        fed, method = federation("batchnorm", n=FEW), make(name)
+        fed, method = federation(name, "batchnorm", n=FEW), make(name)
         half = train(method, fed, 2)
         checkpoints = Checkpoints(Folder(tmp_path), "1", owner="me")
         checkpoints.save(Snapshot(2, half, fed.buffers, {"best": 0.5}))
-        resumed = federation("batchnorm", n=FEW)
+        resumed = federation(name, "batchnorm", n=FEW)
         loaded = checkpoints.load(method.init(resumed), torch.device("cpu"))
         assert loaded is not None, "the state that init makes has other fields or shapes than later ones"
         resumed.buffers.update(loaded.buffers)
-        assert_same(train(method, resumed, 1, loaded.state, start=3), train(method, federation("batchnorm", n=FEW), 3))
+        assert_same(train(method, resumed, 1, loaded.state, start=3), train(method, federation(name, "batchnorm", n=FEW), 3))
 
     def test_empty_and_tiny_clients(self, name: str) -> None:
         for engine in EXECUTORS:
-            fed, method = federation("batchnorm", engine, n=(0, 1, 2, 8), tests=(3, 0, 1, 4)), make(name)
+            fed, method = federation(name, "batchnorm", engine, n=(0, 1, 2, 8), tests=(3, 0, 1, 4)), make(name)
             models = method.deployed(train(method, fed, 2))
             assert models.isfinite().all()
             if models.dim() == 2:
@@ -256,13 +262,13 @@ class Contract:
     def test_non_finite_values_stop_it_naming_client_and_round(self, name: str) -> None:
         for engine in EXECUTORS:
             # So high that even a head alone cannot end at finite weights that separate the classes: FedRep at 1e200 does.
-            fed = federation(engine=engine, n=FEW, lr=1e308)
+            fed = federation(name, engine=engine, n=FEW, lr=1e308)
             with pytest.raises(Diverged, match=r"client \d+ has a non-finite value .* in round \d+"):
                 train(make(name), fed)
 
     def test_all_chance_depends_on_seed_round_and_client_alone(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """So all methods see the same cohorts and batches, and a resumed run what an uninterrupted one sees."""
-        fed, original = federation(n=FEW, join_ratio=0.5), rng.stream
+        fed, original = federation(name, n=FEW, join_ratio=0.5), rng.stream
         drawn: list[tuple[Any, ...]] = []
 
         def stream(*what: Any) -> np.random.Generator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from pflbench import plugins
@@ -9,7 +10,10 @@ from pflbench.data.agnews import AGNEWS
 from pflbench.data.base import Arrays, Dataset, Defaults, Finding, Progress, Source, default_root
 from pflbench.data.content import Content, of_arrays
 from pflbench.data.digits import DIGITS
+from pflbench.data.domains import DOMAINS
 from pflbench.data.folder import FOLDER
+from pflbench.data.har import HAR
+from pflbench.data.leaf import LEAF
 from pflbench.data.npz import NPZ
 from pflbench.data.table import CSV
 from pflbench.data.tiny import TINY
@@ -21,12 +25,13 @@ from pflbench.spec import DataSpec
 
 __all__ = ["PYTHON", "Arrays", "Content", "Dataset", "Defaults", "Finding", "Progress", "Source", "default_root"]
 
-DATASETS: dict[str, Dataset] = {d.name: d for d in (DIGITS, MNIST, FASHIONMNIST, EMNIST, CIFAR10, CIFAR100, TINY, AGNEWS)}
-SOURCES: dict[str, Source] = {s.name: s for s in (FOLDER, NPZ, CSV, PYTHON)}
+DATASETS: dict[str, Dataset] = {d.name: d for d in (DIGITS, MNIST, FASHIONMNIST, EMNIST, CIFAR10, CIFAR100, TINY, AGNEWS, HAR)}
+SOURCES: dict[str, Source] = {s.name: s for s in (FOLDER, DOMAINS, NPZ, CSV, LEAF, PYTHON)}
 
 
 def parse(text: str, root: Path, progress: Progress | None = None) -> DataSpec:
-    """A dataset's name, with a variant behind a colon or not, or own data: `folder:PATH`, `npz:PATH`, `csv:PATH`, `FILE.py:NAME`.
+    """A dataset's name, with a variant behind a colon or not, or own data: `folder:PATH`, `npz:PATH`, `csv:PATH`,
+    `leaf:PATH`, `domains:PATH@SIZE`, `FILE.py:NAME`.
 
     All data are read once for the hash of their content. It stands in the specification unless it is a dataset's official
     content; where a dataset is missing or corrupt, which `load` tells, that is what is meant. Raises UserError for an unknown
@@ -54,9 +59,13 @@ def names() -> list[str]:
 def named(text: str) -> DataSpec:
     """A dataset's name in any case, with a variant or not, whatever the data folder holds. Raises UserError for unknown ones."""
     text = text if text.partition(":")[0] in names() else text.lower()
-    name, _, rest = text.partition(":")
+    name, _, variant = text.partition(":")
     dataset = _dataset(name)
-    return DataSpec(name=name, variant=_variant(dataset, rest or None))
+    if variant and not dataset.variants:
+        raise UserError(f"'{name}' has no variants, so no '{variant}'.", f"Write just '{name}'.")
+    if variant and variant not in dataset.variants:
+        raise unknown(f"variant of {name}", variant, dataset.variants)
+    return DataSpec(name=name, variant=variant or dataset.variant)
 
 
 def identify(spec: DataSpec, root: Path, progress: Progress | None = None) -> Content | None:
@@ -75,8 +84,13 @@ def load(spec: DataSpec, root: Path, progress: Progress | None = None) -> Arrays
     Raises UserError where data are missing or corrupt, or where they are not, or no longer, those that `spec` was made of.
     """
     if spec.path is None:
-        _must_hold(spec, identify(spec, root, progress), root)
-        dataset = _dataset(spec.name)
+        found, dataset = identify(spec, root, progress), _dataset(spec.name)
+        if found is not None and found.in_key != spec.content:
+            wanted = f"the content {spec.content[:6]}" if spec.content else "the official content"
+            raise UserError(
+                f"The data of '{spec.named}' in {root} are not those of this run: it wants {wanted}, they hold {found.hash[:6]}.",
+                "Put those back, or start a new run: its results will stand apart.",
+            )
         with dataset.whole(root, spec.variant):
             return dataset.read(root, spec.variant, progress)
     source, path = SOURCES[spec.name], Path(spec.path)
@@ -93,6 +107,11 @@ def remark(spec: DataSpec, root: Path) -> str | None:
     """What to say of a dataset that is not known to be the official content; None where there is nothing to say."""
     if spec.path is not None or spec.content is None or (found := identify(spec, root)) is None:
         return None
+    if not DATASETS[spec.name].checksum_known:
+        return (
+            f"No published checksum of {spec.named} is known: nothing tells whether {root} holds the official content. "
+            f"Runs are told apart by what it holds ({found.hash[:6]}: {found.detail})."
+        )
     return (
         f"{spec.named} in {root} has other content than the official files ({found.hash[:6]}: {found.detail}). "
         "Runs on it are kept apart from runs on the official files."
@@ -131,10 +150,10 @@ def require_alike(spec: DataSpec, shape: tuple[int, ...], classes: int | None, p
     )
 
 
-def verify(name: str, root: Path, variant: str | None = None) -> list[Finding]:
-    """Looks at every file of a dataset. Raises UserError for an unknown name or variant."""
-    dataset = _dataset(name)
-    return dataset.verify(root, _variant(dataset, variant))
+def verify(text: str, root: Path) -> list[Finding]:
+    """Looks at every file of a dataset, named as in `named`."""
+    spec = named(text)
+    return DATASETS[spec.name].verify(root, spec.variant)
 
 
 def missing_size(text: str, root: Path, progress: Progress | None = None) -> str:
@@ -150,10 +169,10 @@ def missing_size(text: str, root: Path, progress: Progress | None = None) -> str
     return ""
 
 
-def download(name: str, root: Path, variant: str | None = None, progress: Progress | None = None) -> None:
+def download(text: str, root: Path, progress: Progress | None = None) -> None:
     """Fetches what is missing or corrupt. Raises UserError where that fails; then nothing incomplete is in place."""
-    dataset = _dataset(name)
-    dataset.fetch(root, _variant(dataset, variant), progress)
+    spec = named(text)
+    DATASETS[spec.name].fetch(root, spec.variant, progress)
 
 
 def defaults(spec: DataSpec, root: Path) -> Defaults:
@@ -161,14 +180,21 @@ def defaults(spec: DataSpec, root: Path) -> Defaults:
     return DATASETS[spec.name].defaults if spec.path is None else SOURCES[spec.name].defaults(Path(spec.path), root)
 
 
-def _must_hold(spec: DataSpec, found: Content | None, root: Path) -> None:
-    if found is None or found.in_key == spec.content:
-        return
-    wanted = f"the content {spec.content[:6]}" if spec.content else "the official content"
-    raise UserError(
-        f"The data of '{spec.named}' in {root} are not those of this run: it wants {wanted}, they hold {found.hash[:6]}.",
-        "Put those back, or start a new run: its results will stand apart.",
-    )
+def owners(spec: DataSpec, root: Path, least: int = 1, training: bool = False) -> int:
+    """The number of those who own `least` samples or more. training: in the training part alone.
+
+    Raises UserError if the data do not say.
+    """
+    arrays = load(spec, root)
+    owner = arrays.owner
+    if owner is None:
+        raise UserError(
+            f"The data of '{spec.label}' do not say who owns a sample, as --partition natural needs.",
+            "har, leaf:PATH and domains:PATH say it; so do an array `owner` with an integer or a name per sample (npz, FILE.py) "
+            "and a column `owner` with a name in every line (csv).",
+        )
+    counts = Counter(owner[: arrays.train_size if training else None].tolist())
+    return sum(count >= least for count in counts.values())
 
 
 def _by(shape: tuple[int, ...]) -> str:
@@ -176,23 +202,12 @@ def _by(shape: tuple[int, ...]) -> str:
 
 
 def _dataset(name: str) -> Dataset:
-    name = name.lower() if name.lower() in DATASETS else name
     if name == "pfllib":
         raise UserError("'pfllib:PATH' is a partition that brings its data, no dataset.", "Write -p pfllib:PATH.")
     if name not in DATASETS:
         kinds = (f"{source}:PATH" for source in SOURCES if source != PYTHON.name)
         raise unknown("dataset", name, [*names(), *kinds, "FILE.py:NAME"])
     return DATASETS[name]
-
-
-def _variant(dataset: Dataset, variant: str | None) -> str | None:
-    if variant is None:
-        return dataset.variant
-    if not dataset.variants:
-        raise UserError(f"'{dataset.name}' has no variants, so no '{variant}'.", f"Write just '{dataset.name}'.")
-    if variant not in dataset.variants:
-        raise unknown(f"variant of {dataset.name}", variant, dataset.variants)
-    return variant
 
 
 def _own(source: Source, text: str, root: Path, progress: Progress | None) -> DataSpec:
@@ -204,5 +219,5 @@ def _own(source: Source, text: str, root: Path, progress: Progress | None) -> Da
 
 
 def _must_exist(source: Source, path: Path) -> None:
-    if source is not PYTHON and not path.exists():
-        raise UserError(f"{path} does not exist.", f"{source.name}:PATH expects {source.title}.")
+    if source is not PYTHON and not source.place(path).exists():
+        raise UserError(f"{source.place(path)} does not exist.", f"{source.name}:PATH expects {source.title}.")

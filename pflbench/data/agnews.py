@@ -14,6 +14,7 @@ from pflbench.data import cache, table, text
 from pflbench.data import content as contents
 from pflbench.data.base import Arrays, Damaged, Dataset, Progress
 from pflbench.data.content import Content, checksum
+from pflbench.data.fetch import fetch
 
 URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
 MD5 = {"train.csv": "b1a00f826fdfbd249f79597b59e1dc12", "test.csv": "d52ea96a97a2d943681189a97654912d"}
@@ -38,13 +39,11 @@ class AGNews(Dataset):
         def of_files() -> Content:
             held = read(paths)
             found = contents.of_samples((text.encode() for text in held.texts), held.y, held.classes, held.train_size)
-            return Content(*found, official=all(map(_is_official, paths)))
+            return Content(*found, official=all(checksum(path, "md5") == MD5[path.name] for path in paths))
 
         return contents.remembered(root, cache.fingerprint(paths), of_files)
 
     def fetch(self, root: Path, variant: str | None, progress: Progress | None) -> None:
-        from pflbench.data.fetch import fetch
-
         for path in self.files(root, variant):
             fetch([URL + path.name], path, MD5[path.name], progress)
 
@@ -65,10 +64,6 @@ def read(paths: list[Path]) -> text.Labelled:
             labels.append(int(cells[0]) - 1)
             texts.append(" ".join(cells[1:]))
     return text.Labelled(texts, np.array(labels, np.int64), CLASSES, train_size=starts[1] if len(starts) == 2 else None)
-
-
-def _is_official(path: Path) -> bool:
-    return checksum(path, "md5") == MD5[path.name]
 
 
 AGNEWS = AGNews(

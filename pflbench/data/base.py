@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ class Arrays:
     classes: the K names.
     vocabulary: of token ids, the number of embedding rows; index 0 is padding and <unk>.
     train_size: how many leading samples are the official training part; None where there is no such split.
+    owner: who owns each sample [n], numbers or names, for the partition `natural`; None where the data do not say.
     """
 
     x: npt.NDArray[np.uint8] | npt.NDArray[np.float32] | npt.NDArray[np.int64]
@@ -41,6 +42,7 @@ class Arrays:
     classes: tuple[str, ...]
     vocabulary: int | None = None
     train_size: int | None = None
+    owner: npt.NDArray[Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Dataset(ABC):
 
     size is that of the download, as text. `variants` are the names allowed behind the colon, `variant` the one meant
     when there is no colon; variant_classes: their classes, where they differ. `test_part` says whether there is an official one.
-    shape: of an image, as loaded; None of texts.
+    shape: of an image, as loaded; None of texts. checksum_known: whether anything tells that files are the official ones.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Dataset(ABC):
     variant_classes: Mapping[str, int] = field(default_factory=dict)
     test_part: bool = True
     shape: tuple[int, ...] | None = None
+    checksum_known: bool = True
 
     @abstractmethod
     def files(self, root: Path, variant: str | None) -> list[Path]:
@@ -133,13 +136,17 @@ class Dataset(ABC):
 
 @dataclass(frozen=True)
 class Source:
-    """A kind of own data. `content` hashes what `load` reads: a run's key follows the data, not their place."""
+    """A kind of own data. `content` hashes what `load` reads: a run's key follows the data, not their place.
+
+    place: of the path in a specification, what must exist of it.
+    """
 
     name: str
     title: str
     content: Callable[[Path, Path, Progress | None], str]
     load: Callable[[Path, Path, Progress | None], Arrays]
     defaults: Callable[[Path, Path], Defaults]
+    place: Callable[[Path], Path] = lambda path: path
 
 
 def default_root() -> Path:

@@ -22,12 +22,13 @@ TIMEOUT = 30.0  # seconds without an answer or a byte
 COMPLETE = 416  # "range not satisfiable": no byte is left to be sent
 
 
-def fetch(urls: Sequence[str], target: Path, md5: str, progress: Progress | None = None) -> None:
+def fetch(urls: Sequence[str], target: Path, md5: str | None, progress: Progress | None = None) -> None:
     """Downloads `target` from the first of `urls` that serves it. What an earlier call has left of it is continued.
 
+    md5: None if no published checksum is known; the file is then downloaded even if `target` exists, and is not checked.
     Raises UserError if none does, or if the MD5 is not `md5`: `target` is then as it was.
     """
-    if target.is_file() and checksum(target, "md5") == md5:
+    if md5 is not None and target.is_file() and checksum(target, "md5") == md5:
         return
     part = target.with_name(f"{target.name}.part")
     for url in urls:
@@ -35,7 +36,7 @@ def fetch(urls: Sequence[str], target: Path, md5: str, progress: Progress | None
             with told(url, target):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 _receive(url, part, target.name, progress)
-                if checksum(part, "md5") != md5:
+                if md5 is not None and checksum(part, "md5") != md5:
                     part.unlink()
                     raise OSError("the file is corrupted: its MD5 is not the published one")
                 os.replace(part, target)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from pflbench.data import images
-from pflbench.data.base import IMAGE_RATE, Arrays, Defaults, Progress, Source
+from pflbench.data.base import IMAGE_RATE, Defaults, Source
 from pflbench.data.images import Listing, is_image
 from pflbench.errors import UserError
 
@@ -46,11 +46,12 @@ def _train_size(parts: dict[str, dict[str, list[str]]]) -> int | None:
 def class_files(path: Path, folder: str = "") -> dict[str, list[str]]:
     """Class -> its images, sorted, relative to `path`. Unlabelled images (a single folder `images`) are no class."""
     inner = f"{folder}/" if folder else ""
-    found = {name: _image_names(path, f"{inner}{name}") for name in sorted(_folders(path / folder))}
+    found = {name: _image_names(path, f"{inner}{name}") for name in sorted(folders(path / folder))}
     return {} if list(found) == ["images"] else {name: files for name, files in found.items() if files}
 
 
-def _folders(path: Path) -> list[str]:
+def folders(path: Path) -> list[str]:
+    """Names of the folders in `path`, but for hidden ones."""
     with os.scandir(path) as entries:
         return [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]
 
@@ -75,16 +76,10 @@ def _check(path: Path, classes: list[str], parts: dict[str, dict[str, list[str]]
                 raise UserError(f"{path / split / name} has no counterpart in the training folder: '{name}' is no class.")
 
 
-def _content(path: Path, root: Path, progress: Progress | None) -> str:
-    return images.content(listing(path), root, progress)
-
-
-def _load(path: Path, root: Path, progress: Progress | None) -> Arrays:
-    return images.load(listing(path), root, progress)
-
-
-def _defaults(path: Path, root: Path) -> Defaults:
-    return Defaults("cnn", IMAGE_RATE, classes_per_client=2)
-
-
-FOLDER = Source("folder", "own images, one folder per class", _content, _load, _defaults)
+FOLDER = Source(
+    "folder",
+    "own images, one folder per class",
+    content=lambda path, root, progress: images.content(listing(path), root, progress),
+    load=lambda path, root, progress: images.load(listing(path), root, progress),
+    defaults=lambda path, root: Defaults("cnn", IMAGE_RATE, classes_per_client=2),
+)

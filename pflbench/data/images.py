@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from pflbench import environment
 from pflbench.data import cache
 from pflbench.data.base import Arrays, Progress
 from pflbench.errors import UserError
@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 class Listing:
     """The images of a dataset in stored order. root is a folder or a zip file, `files` are names in it, y int64 [n].
 
-    train_size: as in Arrays.
+    train_size, owner: as in Arrays. size: pixels to which width and height are scaled; None: all images have one size.
     """
 
     root: Path
@@ -48,6 +48,8 @@ class Listing:
     y: npt.NDArray[np.int64]
     classes: tuple[str, ...]
     train_size: int | None = None
+    owner: npt.NDArray[np.str_] | None = None
+    size: int | None = None
 
 
 def is_image(name: str) -> bool:
@@ -82,9 +84,9 @@ def digests(listing: Listing, progress: Progress | None) -> list[tuple[int, str]
 
 
 def load(listing: Listing, root: Path, progress: Progress | None) -> Arrays:
-    """All images, uint8 [n, c, h, w]: c = 1 if every image is greyscale, else 3 (greyscale ones become RGB).
+    """All images, uint8 [n, c, h, w]: c = 1 if every image is greyscale and none is scaled, else 3 (greyscale ones become RGB).
 
-    Raises UserError naming the file that cannot be decoded, is no 8-bit image or differs in size from the first.
+    Raises UserError naming the file that cannot be decoded, is no 8-bit image or, unless scaled, differs in size from the first.
     """
 
     def read(path: Path) -> npt.NDArray[np.uint8]:
@@ -94,8 +96,9 @@ def load(listing: Listing, root: Path, progress: Progress | None) -> Arrays:
             raise ValueError(f"{path} is not the array of these images")
         return x
 
-    x = cache.cached(root, f"{fingerprint(listing)}.npy", read, lambda path: _decode_all(listing, path, progress))
-    return Arrays(x, listing.y, listing.classes, train_size=listing.train_size)
+    scaled = "" if listing.size is None else f".{listing.size}"
+    x = cache.cached(root, f"{fingerprint(listing)}{scaled}.npy", read, lambda path: _decode_all(listing, path, progress))
+    return Arrays(x, listing.y, listing.classes, train_size=listing.train_size, owner=listing.owner)
 
 
 def _digests(job: tuple[Path, Sequence[str]]) -> list[tuple[int, str]]:
@@ -104,9 +107,9 @@ def _digests(job: tuple[Path, Sequence[str]]) -> list[tuple[int, str]]:
 
 
 def _decode_all(listing: Listing, path: Path, progress: Progress | None) -> None:
-    first, _ = _decode(listing.root, listing.files[0])
-    jobs = [(listing.root, names, first.shape) for names in _chunks(listing.files)]
-    grey = True
+    first, _ = _decode(listing.root, listing.files[0], None, listing.size)
+    jobs = [(listing.root, names, first.shape, listing.size) for names in _chunks(listing.files)]
+    grey = listing.size is None
     # Ordinary writes, not a memory map: a full disk then is an error, not a SIGBUS.
     with path.open("wb") as file:
         header = {"descr": "|u1", "fortran_order": False, "shape": (len(listing.files), *first.shape)}
@@ -120,26 +123,32 @@ def _decode_all(listing: Listing, path: Path, progress: Progress | None) -> None
             np.save(file, one_channel)
 
 
-def _decode_chunk(job: tuple[Path, Sequence[str], tuple[int, ...]]) -> tuple[npt.NDArray[np.uint8], bool]:
+def _decode_chunk(job: tuple[Path, Sequence[str], tuple[int, ...], int | None]) -> tuple[npt.NDArray[np.uint8], bool]:
     """Some images, and whether all of them are greyscale."""
-    root, names, shape = job
-    decoded = [_decode(root, name, shape) for name in names]
+    root, names, shape, size = job
+    decoded = [_decode(root, name, shape, size) for name in names]
     return np.ascontiguousarray([x for x, _ in decoded]), all(grey for _, grey in decoded)
 
 
-def _decode(root: Path, name: str, shape: tuple[int, ...] | None = None) -> tuple[npt.NDArray[np.uint8], bool]:
-    """One image as uint8 [3, h, w], and whether it is greyscale."""
+def _decode(
+    root: Path, name: str, shape: tuple[int, ...] | None = None, size: int | None = None
+) -> tuple[npt.NDArray[np.uint8], bool]:
+    """One image as uint8 [3, h, w], and whether it is greyscale. shape: what it must have; size: what it is scaled to instead."""
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(_bytes(root, name)), formats=FORMATS) as image:
-            if shape is not None and image.size[::-1] != shape[1:]:
+            if shape is not None and size is None and image.size[::-1] != shape[1:]:
                 raise UserError(
                     f"{root / name} is {image.width} x {image.height} pixels; the images before it are {shape[2]} x {shape[1]}.",
                     "All images of a dataset must have one size: resize or remove this one.",
                 )
             mode = image.mode
-            pixels = np.asarray(image.convert("RGB")).transpose(2, 0, 1) if mode in (*GREY, *COLOUR) else None
+            pixels = None
+            if mode in (*GREY, *COLOUR):
+                rgb = image.convert("RGB")
+                rgb = rgb if size is None else rgb.resize((size, size), Image.Resampling.BILINEAR)
+                pixels = np.asarray(rgb).transpose(2, 0, 1)
     except UnidentifiedImageError as e:  # it names the buffer
         raise UserError(f"{root / name} cannot be decoded: its content is none of {', '.join(FORMATS)}.", REPLACE) from e
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as e:
@@ -184,11 +193,9 @@ def _pool_map(work: Callable[[Job], Result], jobs: Sequence[Job]) -> Iterator[Re
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # Never fork this process: it may hold torch's and Rich's threads.
-    context = multiprocessing.get_context("spawn" if os.name == "nt" else "forkserver")
+    context = multiprocessing.get_context("forkserver")  # this process may hold torch's and Rich's threads
     try:
-        with ProcessPoolExecutor(cores, context, initializer=_ignore_interrupt) as pool:
+        with ProcessPoolExecutor(environment.cores(), context, initializer=_ignore_interrupt) as pool:
             yield from pool.map(work, jobs)
     except BrokenProcessPool as e:
         raise UserError("A process that reads images was killed.", "Perhaps memory is short. Run it again.") from e

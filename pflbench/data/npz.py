@@ -1,4 +1,4 @@
-"""npz:PATH - own arrays: x (uint8 or float), y (integers), optionally `classes` (names).
+"""npz:PATH - own arrays: x (uint8 or float), y (integers), optionally `classes` (names) and `owner` (of each sample).
 
 x is [n, h, w], [n, c, h, w], [n, h, w, c] with c = 1 or 3, or [n, d]. uint8 is scaled to [-1, 1] as all images are,
 floating point is taken as is.
@@ -6,25 +6,23 @@ floating point is taken as is.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pflbench.data.base import IMAGE_RATE, Arrays, Defaults, Progress, Source
+from pflbench.data.base import IMAGE_RATE, Arrays, Defaults, Source
 from pflbench.data.content import checksum
 from pflbench.errors import UserError, require_regular
 
 LEAST_FOR_CNN = 16  # pixels: two 5x5 convolutions, each with a 2x2 pooling, leave 1 x 1 of 16 x 16
 
 
-def _load(path: Path, root: Path, progress: Progress | None) -> Arrays:
-    arrays = _read(path)
-    return checked(str(path), arrays["x"], arrays["y"], arrays.get("classes"))
-
-
-def checked(place: str, x: npt.NDArray[Any], y: npt.NDArray[Any], names: npt.NDArray[Any] | None) -> Arrays:
+def checked(
+    place: str, x: npt.NDArray[Any], y: npt.NDArray[Any], names: npt.NDArray[Any] | None, owner: npt.NDArray[Any] | None = None
+) -> Arrays:
     """Samples and labels as described above, in the form that all data have. place: where they are from, in words.
 
     Raises UserError for other types and shapes, values that are not finite, and labels without a sample or a name.
@@ -33,7 +31,18 @@ def checked(place: str, x: npt.NDArray[Any], y: npt.NDArray[Any], names: npt.NDA
         raise UserError(f"{place}: x has {len(x)} samples, y has {len(y)} labels.", "Expected one label per sample.")
     x = _samples(place, x)
     y, classes = labelled(place, y, names)
-    return Arrays(x, y, classes)
+    return Arrays(x, y, classes, owner=owners(place, owner, len(y)))
+
+
+def owners(place: str, owner: npt.NDArray[Any] | None, samples: int) -> npt.NDArray[Any] | None:
+    """The owner of each sample. Raises UserError unless there is one number or name for each."""
+    if owner is not None and not _names_owners(owner, samples):
+        raise UserError(f"{place}: owner is {owner.dtype} with the shape {owner.shape}.", "Expected a number or name per sample.")
+    return owner
+
+
+def _names_owners(owner: npt.NDArray[Any], samples: int) -> bool:
+    return owner.shape == (samples,) and owner.dtype.kind in "iuU"
 
 
 def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -42,6 +51,9 @@ def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in ("x", "y", "classes") if name in file}
+            if "owner" in file:
+                with suppress(ValueError):  # of an array of objects
+                    arrays["owner"] = np.asarray(file["owner"])
             held = ", ".join(sorted(file)) or "nothing"
     except MemoryError as e:
         raise UserError(f"{path} does not fit into memory: {e}.", "Make it smaller, or use a machine with more memory.") from e
@@ -91,10 +103,6 @@ def labelled(place: str, y: npt.NDArray[Any], names: npt.NDArray[Any] | None) ->
     return y.astype(np.int64), tuple(map(str, names))
 
 
-def _defaults(path: Path, root: Path) -> Defaults:
-    return defaults_of(_read(path)["x"].shape)
-
-
 def defaults_of(shape: tuple[int, ...]) -> Defaults:
     """By the shape of x: the CNN for images that are large enough for it, else the MLP."""
     sides = () if len(shape) < 3 else shape[1:3] if len(shape) == 3 or _channels_last(shape) else shape[2:]
@@ -102,8 +110,18 @@ def defaults_of(shape: tuple[int, ...]) -> Defaults:
     return Defaults("cnn", IMAGE_RATE, 2) if image else Defaults("mlp", 0.1, 2)
 
 
-def _content(path: Path, root: Path, progress: Progress | None) -> str:
-    return checksum(path)
+def _load(path: Path) -> Arrays:
+    arrays = _read(path)
+    owner = arrays.get("owner")
+    if owner is not None and not _names_owners(owner, len(arrays["y"])):
+        owner = None  # an array of this name may mean anything, and only the partition `natural` needs owners
+    return checked(str(path), arrays["x"], arrays["y"], arrays.get("classes"), owner)
 
 
-NPZ = Source("npz", "own arrays x and y", _content, _load, _defaults)
+NPZ = Source(
+    "npz",
+    "own arrays x and y",
+    content=lambda path, root, progress: checksum(path),
+    load=lambda path, root, progress: _load(path),
+    defaults=lambda path, root: defaults_of(_read(path)["x"].shape),
+)

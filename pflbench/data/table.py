@@ -1,4 +1,4 @@
-"""csv:PATH - own texts: a header with the columns `label` and `text`, or no header and the label first."""
+"""csv:PATH - own texts: a header with the columns `label`, `text` and perhaps `owner`, or no header and the label first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from pflbench.data import text
-from pflbench.data.base import Arrays, Damaged, Progress, Source
+from pflbench.data.base import Damaged, Source
 from pflbench.data.content import checksum
 from pflbench.errors import UserError
 
@@ -31,22 +31,29 @@ def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _read(path: Path) -> text.Labelled:
-    labels, texts = [], []
+    labels, texts, owners = [], [], []
+    owner: int | None = None
     columns: tuple[int, int] | None = None
     for i, (line, cells) in enumerate(rows(path)):
         names = [cell.strip().lower() for cell in cells]
         if i == 0 and "label" in names and "text" in names:
             columns = names.index("label"), names.index("text")
+            owner = names.index("owner") if "owner" in names else None
             continue
         if len(cells) < (2 if columns is None else max(columns) + 1):
             raise UserError(f"{path}, line {line}: {len(cells)} columns.", "Expected a label and a text in every line.")
         labels.append(cells[columns[0] if columns else 0].strip())
         texts.append(cells[columns[1]] if columns else " ".join(cells[1:]))
+        if owner is not None and owner < len(cells):
+            owners.append(cells[owner].strip())
     classes = sorted(set(labels), key=_by_number)
     if len(classes) < 2:
         raise UserError(f"{path} has {len(texts)} texts of {len(classes)} classes.", "Expected two classes or more.")
     index = {name: i for i, name in enumerate(classes)}
-    return text.Labelled(texts, np.array([index[label] for label in labels], np.int64), tuple(classes))
+    y = np.array([index[label] for label in labels], np.int64)
+    # Only the partition `natural` needs owners: a line without one is no error here.
+    all_owned = len(owners) == len(texts)
+    return text.Labelled(texts, y, tuple(classes), owner=np.array(owners) if all_owned else None)
 
 
 def _by_number(label: str) -> tuple[int, int, str]:
@@ -54,12 +61,10 @@ def _by_number(label: str) -> tuple[int, int, str]:
     return (0, int(label), "") if re.fullmatch(r"-?\d{1,18}", label) else (1, 0, label)
 
 
-def _load(path: Path, root: Path, progress: Progress | None) -> Arrays:
-    return text.load(root, _content(path, root, None), lambda: _read(path), progress)
-
-
-def _content(path: Path, root: Path, progress: Progress | None) -> str:
-    return checksum(path)
-
-
-CSV = Source("csv", "own texts with labels", _content, _load, lambda path, root: text.DEFAULTS)
+CSV = Source(
+    "csv",
+    "own texts with labels",
+    content=lambda path, root, progress: checksum(path),
+    load=lambda path, root, progress: text.load(root, checksum(path), lambda: _read(path), progress),
+    defaults=lambda path, root: text.DEFAULTS,
+)

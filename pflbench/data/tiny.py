@@ -16,6 +16,7 @@ from pflbench.data import content as contents
 from pflbench.data import images
 from pflbench.data.base import IMAGE_RATE, Arrays, Damaged, Dataset, Defaults, Progress
 from pflbench.data.content import Content
+from pflbench.data.fetch import fetch
 from pflbench.data.folder import class_files
 from pflbench.data.images import DAMAGED, Listing, is_image
 from pflbench.errors import UserError
@@ -50,8 +51,6 @@ class Tiny(Dataset):
         return contents.remembered(root, images.fingerprint(listing), read)
 
     def fetch(self, root: Path, variant: str | None, progress: Progress | None) -> None:
-        from pflbench.data.fetch import fetch
-
         (place,) = self.files(root, variant)
         if place.is_dir():
             if self.verify(root, variant)[0].state != "ok":

@@ -53,10 +53,6 @@ class Plan:
         """The same batches with an offset added to all indices."""
         return Plan(tuple(order + by for order in self.order), self.sizes)
 
-    def of_size(self, size: int) -> Plan:
-        """The same samples in the same order, in batches of another size."""
-        return Plan.through(self.order, size)
-
     def once(self, batch_size: int) -> tuple[Plan, Plan]:
         """A plan with every sample of each client once, and this plan's batches as positions in that one."""
         unique = [np.unique(order, return_inverse=True) for order in self.order]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pflbench.engine import rng
 from pflbench.engine.batches import Plan
 from pflbench.engine.flat import take
-from pflbench.engine.requests import Evaluate
+from pflbench.engine.requests import Evaluate, SumByClass
 
 if TYPE_CHECKING:
     from pflbench.engine.federation import Federation
@@ -52,8 +54,26 @@ class Scores:
 def evaluate(fed: Federation, models: Tensor, S: Tensor, which: str = "model") -> Scores:
     """Each client of S on its whole own test set; models is [P] (one for all) or [N, P].
 
-    Clients without test data are left out.
+    Clients without test data are left out. A module with a function `test_noise` gets noise beside its samples.
     """
+    clients, request = _test(fed, models, S, which)
+    found = fed.executor.do(request)
+    correct, loss = torch.stack([found.correct.to(torch.float64), found.loss]).cpu().numpy()
+    total = np.array([len(mine) for mine in request.plan.order], dtype=np.int64)
+    return Scores(clients, correct.astype(np.int64), total, loss)
+
+
+def logits(fed: Federation, models: Tensor, S: Tensor, which: str = "model") -> dict[int, np.ndarray]:
+    """Of each client of S with test data, the logits of its test samples, [n_i, K]; otherwise as `evaluate`."""
+    clients, request = _test(fed, models, S, which)
+    if not len(clients):
+        return {}
+    found = fed.executor.do(replace(request, scores=True)).scores.numpy()
+    return {int(c): rows[: len(fed.test_indices[c])] for c, rows in zip(clients, found, strict=True)}
+
+
+def _test(fed: Federation, models: Tensor, S: Tensor, which: str) -> tuple[np.ndarray, Evaluate]:
+    """The clients of S with test data, and the request that tests them."""
     clients = np.array([c for c in S.tolist() if len(fed.test_indices[c])], dtype=np.int64)
     plan = Plan.through((fed.test_indices[c] for c in clients), EVALUATION_BATCH)
     at = torch.from_numpy(clients).to(fed.device)
@@ -62,10 +82,20 @@ def evaluate(fed: Federation, models: Tensor, S: Tensor, which: str = "model") -
         rows, buffers, shared_by = models[None], buffers[:1], torch.tensor([len(clients)])
     else:  # with buffers, which every client has of its own, one model for all is a model for each
         rows = models.expand(len(clients), -1) if models.dim() == 1 else take(models, at)
-    found = fed.executor.do(Evaluate(plan, rows, buffers, shared_by))
-    correct, loss = torch.stack([found.correct.to(torch.float64), found.loss]).cpu().numpy()
-    total = np.array([len(mine) for mine in plan.order], dtype=np.int64)
-    return Scores(clients, correct.astype(np.int64), total, loss)
+    return clients, Evaluate(plan, rows, buffers, shared_by, per_sample=_noise(fed, plan, clients))
+
+
+def _noise(fed: Federation, plan: Plan, clients: np.ndarray) -> Sequence[Callable[[], Tensor]]:
+    """For each client what the module's `test_noise` draws for its test samples, the same in every test of a round."""
+    draw = getattr(fed.flat.module, "test_noise", None)
+    if draw is None:
+        return ()
+
+    def of_client(client: int, samples: int) -> Tensor:
+        noise: Tensor = draw(rng.stream(fed.seed, "test noise", fed.t, client), samples, fed.device)
+        return noise.to(fed.dtype)
+
+    return tuple(partial(of_client, client, len(mine)) for client, mine in zip(clients.tolist(), plan.order, strict=True))
 
 
 def evaluate_central(fed: Federation, model: Tensor, samples: np.ndarray, which: str = "model") -> tuple[float, float]:
@@ -106,3 +136,17 @@ def losses(
     buffers = fed.buffers_of(which)[S] if shared_by is None else models[:, :0]
     summed = fed.executor.do(Evaluate(Plan.through(pieces, EVALUATION_BATCH), models, buffers, twice)).loss
     return (summed.view(len(S), 2) / torch.tensor(weights, device=fed.device).view(len(S), 2)).sum(dim=1).to(fed.dtype)
+
+
+def class_means(fed: Federation, models: Tensor, S: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the features that models [c, P] give to each client's training samples, in evaluation mode, by class.
+
+    Returns their means [c, K, h], the means of their squared norms [c, K] and the numbers of samples [c, K]; 0 for a class
+    without samples.
+    """
+    plan = Plan.through((fed.train_indices[c] for c in S.tolist()), EVALUATION_BATCH)
+    found = fed.executor.do(SumByClass(plan, models, fed.buffers_of("model")[S], classes))
+    counts = fed.class_counts(S, classes)
+    at_least_one = counts.clamp(min=1)
+    means = found / at_least_one.unsqueeze(-1)
+    return means[..., :-1], means[..., -1], counts

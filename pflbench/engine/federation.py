@@ -67,8 +67,10 @@ class Federation:
         train_indices: Sequence[np.ndarray],
         test_indices: Sequence[np.ndarray],
         seed: int,
+        labels: np.ndarray | None = None,
     ) -> None:
         self.flat = flat
+        self.labels = labels
         self.executor = executor
         self.protocol = protocol
         self.seed = seed
@@ -176,7 +178,7 @@ class Federation:
         assert others is not None, "rows of the cohort need a place among everyone's"
         return others.index_copy(0, S, received)
 
-    def collect(self, rows: Tensor, S: Tensor, *, scalars: int = 0) -> Tensor:
+    def collect(self, rows: Tensor, S: Tensor, *, scalars: int | npt.NDArray[np.int64] = 0) -> Tensor:
         """Clients -> server: rows [c, ...], counted; raises Diverged for a non-finite upload, which is never averaged."""
         self.require_finite(rows, S, "upload")
         clients = S.cpu().numpy()
@@ -206,17 +208,18 @@ class Federation:
         shuffle: bool = True,
         drop_last: str | None = None,
         parts: int = 1,
+        batch_size: int | None = None,
     ) -> Plan:
         """Mini-batches of E epochs over each client's own (or the given) samples, by seed, purpose, round and client.
 
-        parts: batches are this many times as large, for an inner loop that splits each.
+        parts: batches are this many times as large, for an inner loop that splits each. batch_size: another than the protocol's.
         """
         orders, sizes = [], []
         for i, client in enumerate(S.tolist()):
             order, size = passes(
                 self.train_indices[client] if samples is None else samples[i],
                 self.protocol.local_epochs if epochs is None else epochs,
-                self.protocol.batch_size * parts,
+                (batch_size or self.protocol.batch_size) * parts,
                 drop_last or self.protocol.drop_last,
                 parts * (2 if self.flat.has_batch_norm else 1),
                 rng.stream(self.seed, purpose, self.t, client) if shuffle else None,
@@ -224,6 +227,12 @@ class Federation:
             orders.append(order)
             sizes.append(size)
         return Plan(tuple(orders), tuple(sizes))
+
+    def class_counts(self, S: Tensor, classes: int) -> Tensor:
+        """Training samples of each class, [c, K]."""
+        assert self.labels is not None, "a federation of a run has labels"
+        counts = [np.bincount(self.labels[self.train_indices[i]], minlength=classes) for i in S.tolist()]
+        return torch.from_numpy(np.array(counts)).to(self.device, self.dtype)
 
     def subset(self, S: Tensor, percent: float, contiguous: bool = False) -> list[np.ndarray]:
         """D^{s,t} of each client's training samples, new every round: at random, or one slice of the stored order."""
@@ -238,7 +247,9 @@ class Federation:
     scan = local.scan
     evaluate = evaluation.evaluate
     evaluate_central = evaluation.evaluate_central
+    logits = evaluation.logits
     losses = evaluation.losses
+    class_means = evaluation.class_means
 
     # -- buffers and optimizer states --------------------------------------------------------------------------
 

@@ -46,8 +46,14 @@ class Flat:
 
     @cached_property
     def size(self) -> int:
-        """P, the paper's Sigma: parameters only, no buffers."""
+        """P: parameters only, no buffers."""
         return self.parameters[-1].stop
+
+    @cached_property
+    def model_size(self) -> int:
+        """Parameters of the user's model, the paper's Sigma: without what a method has beside it (methods.extended)."""
+        net: str | None = getattr(self.module, "user_model", None)
+        return self.size if net is None else self.columns([net]).stop
 
     @cached_property
     def buffer_size(self) -> int:
@@ -56,6 +62,15 @@ class Flat:
     @cached_property
     def has_batch_norm(self) -> bool:
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
+
+    @cached_property
+    def outside_batch_norm(self) -> Tensor:
+        """The columns that do not belong to a BatchNorm layer, [P - P_BN]."""
+        inside = torch.zeros(self.size, dtype=torch.bool)
+        for name, module in self.module.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and any(True for _ in module.parameters()):
+                inside[self.columns([name])] = True
+        return inside.logical_not_().nonzero().squeeze(1)
 
     @property
     def has_features(self) -> bool:
@@ -104,6 +119,11 @@ class Flat:
     def head(self) -> slice:
         """Columns of the last fully connected layer (methods.md 0.3)."""
         return self.columns([str(self.module.head)])
+
+    @property
+    def width(self) -> int:
+        """h: numbers that the head takes for a sample (methods.md 0.3)."""
+        return self.within(self.head)[0].shape[-1]
 
     @cached_property
     def blocks(self) -> tuple[slice, ...]:

@@ -35,17 +35,21 @@ def fit(
     epochs: int | None = None,
     plan: Plan | None = None,
     columns: slice = requests.ALL,
+    summed: slice = requests.NONE,
     penalty: requests.Penalty | None = None,
     objective: requests.Objective | None = None,
     references: Sequence[Tensor] = (),
+    lr: float | None = None,
     model: str = "model",
     save_statistics_to: str | None = None,
     moments: Mapping[str, Tensor] = {},
+    per_step: Mapping[str, Tensor] = {},
     **given: requests.Argument,
 ) -> requests.Trained:
     """SGD, or the protocol's optimizer, from rows [c, P] along a plan, by default E epochs, with the losses [c].
 
-    penalty(w, **given) returns the gradient of a penalty and its value; objective and references: see engine.requests.Sgd.
+    penalty(w, **given) returns the gradient of a penalty and its value; summed, objective, references and per_step: see
+    engine.requests.Sgd. lr: another rate than the protocol's.
     model: which of the clients' models is trained; each has its own BatchNorm buffers and batch order. save_statistics_to: the
     model whose buffers are overwritten by the new ones, by default the same. moments: the optimizer's state after an earlier
     part of the same training.
@@ -56,7 +60,19 @@ def fit(
     if not moments and fed.optimizer is not None:
         moments = {name: value[S] for name, value in lasting.items()} or fed.optimizer.begin(rows[:, columns])
     request = requests.Sgd(
-        plan, rows, fed.buffers_of(model)[S], fed.lr, columns, penalty, given, objective, references, fed.optimizer, moments
+        plan,
+        rows,
+        fed.buffers_of(model)[S],
+        fed.lr if lr is None else lr,
+        columns,
+        summed,
+        penalty,
+        given,
+        objective,
+        references,
+        per_step,
+        fed.optimizer,
+        moments,
     )
     done = _of_head_alone(fed, request) if _head_suffices(fed, request) else fed.executor.do(request)
     fed.require_finite(done.models, S, "local training")
@@ -145,16 +161,19 @@ def scan(
     *,
     carry: Mapping[str, Tensor],
     given: requests.StepArguments,
+    per_step: Mapping[str, Tensor] | None = None,
     objective: requests.Objective | None = None,
 ) -> requests.Scanned:
-    """An inner loop other than plain SGD: carry <- step(grad, **carry, **given) for every batch; see engine.requests.Scan.
+    """An inner loop other than plain SGD: carry <- step(grad, **carry, **given, **per_step) for every batch; see `Scan`.
 
     carry: tensors [c, ...]. Raises Diverged for a non-finite loss, gradient or carry.
     """
     # A step that clips may hide an infinite gradient: so the largest absolute value of all gradients is carried along, [c, 1].
     watched = {**carry, LARGEST: loop.base.new_zeros(len(loop.base), 1)}
     own = partial(_watching, step=step)
-    request = requests.Scan(loop.plan, own, loop.base, watched, given, loop.buffers, loop.columns, objective=objective)
+    request = requests.Scan(
+        loop.plan, own, loop.base, watched, given, loop.buffers, loop.columns, per_step or {}, objective=objective
+    )
     done = loop.executor.do(request)
     for value in (done.loss.unsqueeze(-1), *done.carry.values()):
         fed.require_finite(value, loop.clients, "an inner loop")
@@ -179,8 +198,9 @@ def _head_suffices(fed: Federation, request: requests.Sgd) -> bool:
 
     With BatchNorm they must: a sample's features depend on its batch, and running statistics change in every epoch.
     """
-    plain = request.penalty is None and request.objective is None and request.columns == fed.flat.head
-    return plain and fed.flat.has_features and not fed.flat.has_batch_norm and bool(request.plan.steps().any())
+    plain = request.penalty is None and request.objective is None and request.summed == requests.NONE
+    head_only = request.columns == fed.flat.head
+    return plain and head_only and fed.flat.has_features and not fed.flat.has_batch_norm and bool(request.plan.steps().any())
 
 
 def _of_head_alone(fed: Federation, request: requests.Sgd) -> requests.Trained:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from queue import SimpleQueue
@@ -99,16 +99,20 @@ class Worker:
         return x, y
 
     def gradients(
-        self, index: Tensor, parameters: list[Tensor], objective: requests.Objective | None = None
+        self,
+        index: Tensor,
+        parameters: list[Tensor],
+        objective: requests.Objective | None = None,
+        per_step: Mapping[str, Tensor] = {},
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The loss and its gradients."""
+        """The loss and its gradients. per_step: arguments of the module's `outputs`."""
         x, y = self.batch(index)
-        compared = [requests.output(reference.module, x) for reference in self.references] if objective else []
+        compared = [requests.output(reference.module, x, **per_step) for reference in self.references] if objective else []
         with torch.enable_grad():
             if objective is None:
                 loss = self.loss(self.module(x), y)
             else:
-                loss = objective(self.loss, y, requests.output(self.module, x), *compared)
+                loss = objective(self.loss, y, requests.output(self.module, x, **per_step), *compared)
             return loss.detach(), torch.autograd.grad(loss, parameters, materialize_grads=True)
 
     def refer(self, rows: Sequence[Tensor], buffers: Tensor) -> None:
@@ -162,7 +166,8 @@ class LoopExecutor(requests.BaseExecutor):
 
     def _sgd(self, request: requests.Sgd) -> requests.Trained:
         rows, buffers, plan, columns, penalty = request.models, request.buffers, request.plan, request.columns, request.penalty
-        optimizer, lr = request.optimizer, float(request.lr)
+        optimizer, lr, summed = request.optimizer, float(request.lr), request.summed
+        sums = [k for k, e in enumerate(self.flat.within(columns)) if summed.start <= e.start < summed.stop]
         rows_out = torch.empty(len(plan), self.flat.size, dtype=rows.dtype, device=self.device)
         buffers_out = buffers.clone()
         moments_out = {name: value.clone() for name, value in request.moments.items()}
@@ -175,11 +180,13 @@ class LoopExecutor(requests.BaseExecutor):
             parameters = worker.select(columns)
             arguments = requests.unwrap(requests.pick(request.given, i))
             total = loss_out[i]
-            for index in worker.batches(plan, i):
-                loss, grads = worker.gradients(index, parameters, request.objective)
+            for j, index in enumerate(worker.batches(plan, i)):
+                now = {k: v[i, j] for k, v in request.per_step.items()}
+                loss, grads = worker.gradients(index, parameters, request.objective, now)
                 if penalty is not None:
                     correction, value = penalty(worker.pull(), **arguments)
                     loss = loss + value
+                sum_so_far = worker.row[summed] + torch.cat([grads[k].reshape(-1) for k in sums]) if sums else None
                 if optimizer is not None:
                     g = torch.cat([g.reshape(-1) for g in grads])
                     g = g if penalty is None else g.add_(correction[columns])
@@ -190,6 +197,8 @@ class LoopExecutor(requests.BaseExecutor):
                     if penalty is not None:
                         worker.pull()[columns].sub_(correction[columns], alpha=lr)
                         worker.push()
+                if sum_so_far is not None:
+                    worker.row[summed] = sum_so_far
                 total += loss
             total /= max(len(plan.sizes[i]), 1)
             rows_out[i].copy_(worker.pull())
@@ -246,7 +255,7 @@ class LoopExecutor(requests.BaseExecutor):
     def _head(self, request: requests.ExtractFeatures) -> requests.HeadOnFeatures:
         plan = request.plan
         # Without BatchNorm samples do not see one another, and larger batches are faster.
-        batches = plan if self.flat.has_batch_norm else plan.of_size(FEATURES_AT_ONCE)
+        batches = plan if self.flat.has_batch_norm else Plan.through(plan.order, FEATURES_AT_ONCE)
         features: list[list[Tensor]] = [[] for _ in plan.order]
 
         def task(worker: Worker, i: int) -> None:
@@ -260,10 +269,25 @@ class LoopExecutor(requests.BaseExecutor):
         samples = self.samples.replaced(torch.cat(list(chain(*features))), labels)
         return requests.HeadOnFeatures(LoopExecutor(self.flat.head_alone(), samples, self.workers, self.loss), plan.positions())
 
+    def _class_sums(self, request: requests.SumByClass) -> Tensor:
+        found = request.models.new_zeros(len(request.plan), request.classes, self.flat.width + 1)
+
+        def task(worker: Worker, i: int) -> None:
+            worker.load(request.models[i], request.buffers[i])
+            worker.module.eval()
+            below: Any = worker.module.features
+            for index in worker.batches(request.plan, i):
+                x, y = worker.batch(index)
+                found[i] += requests.by_class(below(x), y, request.classes)
+
+        self._each(request.plan, task)
+        return found
+
     def _evaluate(self, request: requests.Evaluate) -> requests.Evaluated:
         plan, model_of = request.plan, request.model_of
         correct = torch.zeros(len(plan), dtype=torch.int64, device=self.device)
         loss = torch.zeros(len(plan), dtype=torch.float64, device=self.device)
+        scores: dict[int, Tensor] = {}
         loaded: dict[Worker, int] = {}
 
         def task(worker: Worker, i: int) -> None:
@@ -272,11 +296,17 @@ class LoopExecutor(requests.BaseExecutor):
                 worker.load(request.models[model], request.buffers[model])
                 worker.module.eval()
                 loaded[worker] = model
-            for index in worker.batches(plan, i):
+            further = [torch.split(draw(), plan.sizes[i].tolist()) for draw in request.per_sample[i : i + 1]]
+            mine: list[Tensor] = []
+            for j, index in enumerate(worker.batches(plan, i)):
                 x, y = worker.batch(index)
-                logits = worker.module(x)
+                logits = worker.module(x, *(values[j] for values in further))
                 correct[i] += (logits.argmax(-1) == y).sum()
                 loss[i] += self.loss(logits, y).to(torch.float64) * len(y)
+                if request.scores:
+                    mine.append(logits.cpu())
+            if mine:
+                scores[i] = torch.cat(mine)
 
         self._each(plan, task)
-        return requests.Evaluated(correct, loss)
+        return requests.Evaluated.of(correct, loss, scores)

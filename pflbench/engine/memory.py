@@ -26,7 +26,8 @@ def free(device: torch.device) -> int | None:
         # What PyTorch still keeps after that belongs to tensors or graphs: new tensors cannot have it.
         release(device)
         return int(devices.of(device).mem_get_info(device)[0])
-    known = [size for size in (_from_meminfo("MemAvailable"), _of_container()) if size is not None]
+    _, left = _of_container()
+    known = [size for size in (_from_meminfo("MemAvailable"), left) if size is not None]
     return min(known, default=None)
 
 
@@ -52,7 +53,8 @@ def room(device: torch.device, *, fixed: bool = False) -> int | None:
     """
     if device.type != "cpu":
         return int(devices.of(device).mem_get_info(device)[1]) // 2 if fixed else free(device)
-    known = [size for size in (_from_meminfo("MemTotal"), _limit()) if size is not None]
+    limit, _ = _of_container()
+    known = [size for size in (_from_meminfo("MemTotal"), limit) if size is not None]
     return min(known) // 2 if known else None
 
 
@@ -137,12 +139,6 @@ class Chunks:
         return size
 
 
-def _limit() -> int | None:
-    with suppress(OSError, ValueError):
-        return int((CGROUP / "memory.max").read_text())
-    return None
-
-
 def _from_meminfo(entry: str) -> int | None:
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
@@ -151,11 +147,11 @@ def _from_meminfo(entry: str) -> int | None:
     return None
 
 
-def _of_container() -> int | None:
-    """Bytes left of the limit of this process's cgroup, whose page cache counts as free; None without a limit."""
+def _of_container() -> tuple[int, int] | tuple[None, None]:
+    """The limit of this process's cgroup in bytes, and what is left of it, where the page cache counts as free; else None."""
     with suppress(OSError, ValueError):
         limit, used = (int((CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
         lines = (CGROUP / "memory.stat").read_text().splitlines()
         cache = sum(int(line.split()[1]) for line in lines if line.startswith(("inactive_file ", "active_file ")))
-        return max(0, limit - used + cache)
-    return None
+        return limit, max(0, limit - used + cache)
+    return None, None

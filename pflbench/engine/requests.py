@@ -11,13 +11,15 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from pflbench.engine import devices
 from pflbench.engine.batches import Plan
-from pflbench.engine.memory import Shortage
+from pflbench.engine.memory import Chunks
 from pflbench.engine.optimizers import Optimizer
 
 ALL = slice(None)
+NONE = slice(0, 0)
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Output:
 Objective = Callable[..., Tensor]
 """objective(loss, labels, own, *references) -> the value to minimise, for one client's batch; pure.
 
-loss is the executor's (cross-entropy), own the `Output` of the trained model, references those of frozen models.
+loss is the executor's (cross-entropy), own what `output` gives of the trained model, references the same of frozen models.
 """
 
 
@@ -102,6 +104,18 @@ class Evaluated:
 
     correct: Tensor  # [C], number of right predictions (int64)
     loss: Tensor  # [C], summed over the samples (float64)
+    scores: Tensor  # [C, longest, K], on the CPU: the logits of each sample, if they were asked for; else [C, 0]
+
+    @classmethod
+    def of(cls, correct: Tensor, loss: Tensor, logits: Mapping[int, Tensor]) -> Evaluated:
+        """logits: of clients by position, [samples, K] on the CPU; none if they were not asked for."""
+        scores = torch.empty(len(correct), 0)
+        if logits:
+            first = next(iter(logits.values()))
+            scores = first.new_zeros(len(correct), max(map(len, logits.values())), first.shape[1])
+        for client, rows in logits.items():
+            scores[client, : len(rows)] = rows
+        return cls(correct, loss, scores)
 
 
 # Marks fields that have one row per client, so that packed runs can concatenate them (engine.packed).
@@ -109,6 +123,7 @@ class Evaluated:
 # A field without a mark is the same for all clients.
 PER_CLIENT = {"rows": "client"}  # tensors [C, ...], one or several
 PER_STEP = {"rows": "step"}  # tensors [C, steps, ...]
+PER_SAMPLE = {"rows": "sample"}  # a function for each client, or none at all
 GIVEN = {"rows": "given"}  # as `StepArguments` says
 
 R = TypeVar("R")
@@ -129,11 +144,15 @@ class Sgd(Request[Trained]):
     buffers: Tensor = field(metadata=PER_CLIENT)  # [C, B], BatchNorm's
     lr: float | Tensor  # a tensor [] where it changes from round to round: a captured step is then not captured anew
     columns: slice = field(default_factory=lambda: ALL)  # of the parameters to train
+    # Part of `columns`: w <- w + g there instead, so that an objective can sum up values over the steps.
+    summed: slice = field(default_factory=lambda: NONE)
     penalty: Penalty | None = None
     given: StepArguments = field(default_factory=dict, metadata=GIVEN)  # arguments of `penalty`
     objective: Objective | None = None  # None: the loss
     # Each [C, P]: frozen models that the objective compares with, in training mode on the same batch.
     references: Sequence[Tensor] = field(default=(), metadata=PER_CLIENT)
+    # [C, steps, ...], arguments of the module's `outputs` at single steps, where there is an objective.
+    per_step: Mapping[str, Tensor] = field(default_factory=dict, metadata=PER_STEP)
     optimizer: Optimizer | None = None  # None: plain SGD
     moments: Mapping[str, Tensor] = field(default_factory=dict, metadata=PER_CLIENT)  # [C, ...], its state to begin with
 
@@ -165,6 +184,15 @@ class ExtractFeatures(Request[HeadOnFeatures]):
 
 
 @dataclass(frozen=True, eq=False)
+class SumByClass(Request[Tensor]):
+    """`by_class` [C, K, h + 1] of the features that each client's model gives to the plan's samples, in evaluation mode."""
+
+    models: Tensor = field(metadata=PER_CLIENT)  # [C, P]
+    buffers: Tensor = field(metadata=PER_CLIENT)  # [C, B], BatchNorm's
+    classes: int = 0  # K
+
+
+@dataclass(frozen=True, eq=False)
 class Evaluate(Request[Evaluated]):
     """A test on the plan's samples, in evaluation mode, of M models: each client's own, or those that several clients share.
 
@@ -175,6 +203,9 @@ class Evaluate(Request[Evaluated]):
     buffers: Tensor = field(metadata=PER_CLIENT)  # [M, B], BatchNorm's
     # [M], number of clients of each model (int64, on the CPU); None: 1
     shared_by: Tensor | None = field(default=None, metadata=PER_CLIENT)
+    scores: bool = False  # whether to return the logits, too
+    # For each client a further argument of the module, [samples, ...], made only when the client is tested: it may be large.
+    per_sample: Sequence[Callable[[], Tensor]] = field(default=(), metadata=PER_SAMPLE)
 
     @property
     def model_of(self) -> np.ndarray:
@@ -187,6 +218,7 @@ class Executor(ABC):
 
     name: str
     device: torch.device
+    chunks: Chunks | None = None  # None for executors that do not compute several clients at a time
 
     @abstractmethod
     def do(self, request: Request[R]) -> R:
@@ -206,13 +238,6 @@ class Executor(ABC):
         """
         return {}
 
-    def shortages(self) -> Sequence[Shortage]:
-        """All shortages of memory so far."""
-        return ()
-
-    def remember(self, shortages: Sequence[Shortage]) -> None:  # noqa: B027  # most executors cannot compute fewer clients
-        """Takes over the shortages of the same run in an earlier process."""
-
     def close(self) -> None:  # noqa: B027  # most executors hold nothing
         """Releases threads and memory."""
 
@@ -222,7 +247,13 @@ class BaseExecutor(Executor):
 
     def do(self, request: Request[R]) -> R:
         kinds: dict[type, Callable[[Any], Any]]
-        kinds = {Sgd: self._sgd, Scan: self._scan, ExtractFeatures: self._head, Evaluate: self._evaluate}
+        kinds = {
+            Sgd: self._sgd,
+            Scan: self._scan,
+            ExtractFeatures: self._head,
+            SumByClass: self._class_sums,
+            Evaluate: self._evaluate,
+        }
         result: R = kinds[type(request)](request)
         return result
 
@@ -234,6 +265,9 @@ class BaseExecutor(Executor):
 
     @abstractmethod
     def _head(self, request: ExtractFeatures) -> HeadOnFeatures: ...
+
+    @abstractmethod
+    def _class_sums(self, request: SumByClass) -> Tensor: ...
 
     @abstractmethod
     def _evaluate(self, request: Evaluate) -> Evaluated: ...
@@ -262,8 +296,16 @@ def _value(value: Any) -> Any:
     return tuple(map(_value, value)) if isinstance(value, (list, tuple)) else value
 
 
-def output(module: nn.Module, x: Tensor) -> Output:
-    """The module's logits and features; without a method `features`, the logits are used for both."""
+def by_class(features: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Sums over the samples of each class, of the features [..., b, h] and of their squared norms: [..., K, h + 1]."""
+    beside = torch.cat([features, features.square().sum(-1, keepdim=True)], dim=-1)
+    return F.one_hot(labels, classes).to(features.dtype).mT @ beside
+
+
+def output(module: nn.Module, x: Tensor, **per_step: Tensor) -> Any:
+    """What the module's method `outputs` gives; else its logits and features, or without `features` the logits for both."""
+    if hasattr(module, "outputs"):
+        return module.outputs(x, **per_step)  # type: ignore[operator]
     if not hasattr(module, "features"):
         logits: Tensor = module(x)
         return Output(logits, logits)

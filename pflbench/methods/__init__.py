@@ -42,10 +42,26 @@ METHODS: dict[str, str] = {
     "fedala": "pflbench.methods.fedala:FedALA",
     "elastic": "pflbench.methods.elastic:Elastic",
     "feddeper": "pflbench.methods.feddeper:FedDeper",
+    "fedavg-ft": "pflbench.methods.fedavgft:FedAvgFT",
+    "fedper": "pflbench.methods.fedper:FedPer",
+    "lg-fedavg": "pflbench.methods.lgfedavg:LGFedAvg",
+    "fedbabu": "pflbench.methods.fedbabu:FedBABU",
+    "fedbn": "pflbench.methods.fedbn:FedBN",
+    "apfl": "pflbench.methods.apfl:APFL",
+    "scaffold": "pflbench.methods.scaffold:SCAFFOLD",
+    "moon": "pflbench.methods.moon:MOON",
+    "feddyn": "pflbench.methods.feddyn:FedDyn",
+    "fedrod": "pflbench.methods.fedrod:FedRoD",
+    "fedproto": "pflbench.methods.fedproto:FedProto",
+    "feddbe": "pflbench.methods.feddbe:FedDBE",
+    "fedpac": "pflbench.methods.fedpac:FedPAC",
+    "fedas": "pflbench.methods.fedas:FedAS",
+    "gpfl": "pflbench.methods.gpfl:GPFL",
+    "fedcp": "pflbench.methods.fedcp:FedCP",
 }
 
 
-PRESETS = ("fedala2022", "heurfedamp2021")
+PRESETS = ("fedala2022", "heurfedamp2021", "pfllib2025")
 """Named sets of hyperparameters, each switching `Method.presets` (methods.md 0.6, 1.9)."""
 
 

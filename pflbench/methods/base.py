@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as _dataclass
-from torch import Tensor
+from torch import Tensor, nn
 
 from pflbench.spec import Value
 
@@ -74,7 +74,12 @@ class Method(ABC):
     # Plugging in ALA (methods.md 1.15): hyperparameters whose values it fixes, or why it cannot be plugged in.
     ala_decides: ClassVar[Mapping[str, Value]] = {}
     ala_refused: ClassVar[str] = ""
+    own_parts: ClassVar[str] = ""  # what it has beside the user's model, with the number of parameters (`model`)
     optimizer_refused: ClassVar[str] = ""  # why local training needs SGD (methods.md 2.3)
+
+    def model(self, backbone: nn.Module) -> nn.Module:
+        """The module that is trained: the user's model, or one around it with parts of the method's own (methods.extended)."""
+        return backbone
 
     @abstractmethod
     def init(self, fed: Federation) -> Any:

@@ -103,15 +103,10 @@ def _is_hyper(value: ast.expr) -> bool:
     return isinstance(value, ast.Call) and ast.unparse(value.func).rpartition(".")[2] in ("hyper", "aggregated")
 
 
-class _FirstArgument(ast.NodeTransformer):
-    """Replaces a call by its first argument: the default of a `hyper`."""
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        return node.args[0] if node.args else ast.Constant("")
-
-
 def _literal(value: ast.expr) -> Any:
+    """The value, or the default of a `hyper`; "" if it is not written out."""
+    default = value.args[0] if isinstance(value, ast.Call) and value.args else value
     try:
-        return ast.literal_eval(_FirstArgument().visit(value))
-    except ValueError:  # no literal: only the class itself has the value
+        return ast.literal_eval(default)
+    except ValueError:
         return ""

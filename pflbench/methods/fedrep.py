@@ -22,6 +22,13 @@ class FedRepState:
     theta: Tensor  # [N, P] the clients' models: the representation that each has, and its own head
 
 
+def below_head(fed: Federation, title: str) -> slice:
+    """The columns below the head. Raises UserError if there are none."""
+    if fed.flat.head.start == 0:
+        raise UserError(f"{title} shares what lies below the head, but this model is a head alone.", "Choose a deeper --model.")
+    return slice(0, fed.flat.head.start)
+
+
 @method
 class FedRep(Method):
     """A representation that all clients train together, and a head per client that never leaves it."""
@@ -39,11 +46,9 @@ class FedRep(Method):
     aggregation: Aggregation = aggregated("weighted")
 
     def shared(self, fed: Federation) -> slice:
-        return slice(0, fed.flat.head.start)
+        return below_head(fed, self.title)
 
     def init(self, fed: Federation) -> FedRepState:
-        if fed.flat.head.start == 0:
-            raise UserError("FedRep shares what lies below the head, but this model is a head alone.", "Choose a deeper --model.")
         return FedRepState(phi=fed.initial()[self.shared(fed)], theta=fed.everyone(fed.initial()))
 
     def receive(self, fed: Federation, s: FedRepState, S: Tensor) -> FedRepState:

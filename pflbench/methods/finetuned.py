@@ -16,12 +16,15 @@ from torch import Tensor
 
 from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
-from pflbench.engine.flat import put
+from pflbench.engine.flat import Flat, put
+from pflbench.errors import UserError
 from pflbench.methods.ala import WINDOW
 from pflbench.methods.base import hyper, method
 from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.fedprox import FedProx, proximal
 from pflbench.spec import TrainSpec
+
+Part = Literal["full", "head", "body"]
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,7 @@ class FedAvgC(FedAvg):
     finetune_affects_upload: bool = hyper(True, "train on from the fine-tuned model (false: from the received one, as FedAvg)")
 
     def check(self, train: TrainSpec) -> Iterator[str]:
-        if train.join_ratio < 1 and train.evaluate == "all":
-            yield "clients outside the cohort are fine-tuned too, only to be tested (evaluate=participants would spare that)."
+        return warn_of_outsiders(train)
 
     def init(self, fed: Federation) -> FineTunedState:
         return FineTunedState(w=fed.initial(), theta=fed.everyone(fed.initial()))
@@ -75,11 +77,8 @@ class FedAvgC(FedAvg):
     def series(self, s: FineTunedState) -> dict[str, tuple[Tensor, str]]:
         return {"global": (s.w, "model")}
 
-    # The copy has BatchNorm buffers of its own: a client that is only tested must not use them in its training.
-
     def _for_epochs(self, fed: Federation, s: FineTunedState, S: Tensor) -> Tensor:
-        plan = fed.batches(S, self.finetune_epochs, purpose="batches/finetuned")
-        return fed.sgd(fed.rows(s.w, S), S, plan=plan, model=_first_model(fed), save_statistics_to="finetuned", **self.penalty(s))
+        return fine_tune(fed, s.w, S, self.finetune_epochs, **self.penalty(s))
 
     def _until_converged(self, fed: Federation, s: FineTunedState, S: Tensor) -> Tensor:
         plan = fed.batches(S, self.finetune_cap, purpose="batches/finetuned")
@@ -114,6 +113,29 @@ class FedProxC(FedAvgC, FedProx):
 
     def penalty(self, s: FineTunedState) -> dict[str, Any]:
         return {"penalty": proximal, "anchor": s.w, "strength": self.mu}
+
+
+def fine_tune(fed: Federation, w: Tensor, S: Tensor, epochs: int, part: Part = "full", **penalty: Any) -> Tensor:
+    """Copies of the received model w [P] after some epochs of SGD on one part of it, [c, P].
+
+    The copies have BatchNorm buffers of their own: a client that is only tested must not use them in its training.
+    """
+    plan = fed.batches(S, epochs, purpose="batches/finetuned")
+    first = _first_model(fed) if epochs else "model"
+    columns = part_of(fed.flat, part)
+    return fed.sgd(fed.rows(w, S), S, plan=plan, model=first, save_statistics_to="finetuned", columns=columns, **penalty)
+
+
+def part_of(flat: Flat, part: Part) -> slice:
+    """The columns of a part of the model. Raises UserError if it has no body."""
+    if part == "body" and flat.head.start == 0:
+        raise UserError("finetune=body is not possible: this model is a head alone.", "Choose a deeper --model.")
+    return {"full": slice(None), "head": flat.head, "body": slice(0, flat.head.start)}[part]
+
+
+def warn_of_outsiders(train: TrainSpec) -> Iterator[str]:
+    if train.join_ratio < 1 and train.evaluate == "all":
+        yield "clients outside the cohort are fine-tuned too, only to be tested (evaluate=participants would spare that)."
 
 
 def _first_model(fed: Federation) -> str:

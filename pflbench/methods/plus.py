@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from pflbench.engine.flat import put
 from pflbench.errors import UserError
@@ -59,6 +59,9 @@ class PlusALA(Method):
 
     def canonical_values(self, spec: RunSpec) -> Mapping[str, Value]:
         return self.base.canonical_values(spec)
+
+    def model(self, backbone: nn.Module) -> nn.Module:
+        return self.base.model(backbone)
 
     def init(self, fed: Federation) -> PlusState:
         shared = self.shared(fed)

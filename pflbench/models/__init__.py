@@ -103,6 +103,11 @@ def _colour(shape: Shape, vocabulary: int | None) -> str:
     return "" if fits else "images with 3 channels"
 
 
+def _signals(shape: Shape, vocabulary: int | None) -> str:
+    fits = vocabulary is None and len(shape) == 3 and shape[1] == 1 and shape[2] >= 28
+    return "" if fits else "signals of at least 28 time steps (channels x 1 x steps)"
+
+
 def _texts(shape: Shape, vocabulary: int | None) -> str:
     return "" if vocabulary is not None else "texts"
 
@@ -136,6 +141,15 @@ MODELS: dict[str, Entry] = {
     "fasttext": Entry(
         "fastText", "fastText: mean embedding, 2 linear layers", 0.1, ("output", "hidden", "embedding"), _texts,
         "fasttext", lambda module, shape, classes, vocabulary: module.FastText(vocabulary, classes),
+    ),
+    "charlstm": Entry(
+        "character LSTM", "LSTM of 2 layers, made for the next character of a text", 0.8,
+        ("output", "lstm_2", "lstm_1", "embedding"), _texts,
+        "charlstm", lambda module, shape, classes, vocabulary: module.CharLSTM(vocabulary, classes),
+    ),
+    "harcnn": Entry(
+        "HARCNN", "2 convolutions over time, 3 linear layers, made for HAR", 0.01, ("output", "fc_2", "fc_1", "conv_2", "conv_1"),
+        _signals, "harcnn", lambda module, shape, classes, _: module.HARCNN(shape, classes),
     ),
     "logreg": Entry(
         "logistic regression", "logistic regression", 0.1, ("output",), _numbers,

@@ -12,7 +12,7 @@ from pathlib import Path
 class Value:
     """One printed value as it stands in its file. `setting` holds what the file says as key=value; std None: none printed."""
 
-    table: str  # "table2"; "text": in running text; "elastic": the poster of Elastic Aggregation (Chen et al., CVPR 2023)
+    table: str  # "table2"; "text": in running text; "elastic": Elastic Aggregation's poster; "leaderboard": PFLlib's
     setting: dict[str, str]
     dataset: str
     backbone: str

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pflbench import spec as specs
 from pflbench.errors import UserError
-from pflbench.partition import dirichlet, groups, iid, pathological
+from pflbench.partition import dirichlet, groups, iid, natural, pathological
 from pflbench.partition.core import Indices, Partition, split
 
 __all__ = ["SCHEMES", "Partition", "make"]
@@ -25,8 +25,13 @@ SCHEMES: dict[str, Scheme] = {
 }
 
 
-def make(spec: specs.Pathological | specs.Dirichlet | specs.IID | specs.Groups, labels: ArrayLike, classes: int) -> Partition:
-    """The partition that `spec` describes of samples with `labels` (integers in 0..classes-1, [n]).
+def make(
+    spec: specs.Pathological | specs.Dirichlet | specs.IID | specs.Groups | specs.Natural,
+    labels: ArrayLike,
+    classes: int,
+    owner: NDArray[Any] | None = None,
+) -> Partition:
+    """The partition that `spec` describes of samples with `labels` (integers in 0..classes-1, [n]) and perhaps owners [n].
 
     One legacy random stream runs through the scheme and then the split: so seed 1 reproduces the published MNIST files.
     Raises UserError if the partition is impossible.
@@ -38,6 +43,9 @@ def make(spec: specs.Pathological | specs.Dirichlet | specs.IID | specs.Groups, 
             f"Use at most {len(labels) // 2} clients.",
         )
     stream = np.random.RandomState(spec.seed)
-    shares = SCHEMES[spec.scheme](spec, labels, classes, stream)
+    if isinstance(spec, specs.Natural):
+        shares = natural.shares(spec, owner, stream)
+    else:
+        shares = SCHEMES[spec.scheme](spec, labels, classes, stream)
     by_class = [share[np.argsort(labels[share], kind="stable")] for share in shares]
     return split(by_class, spec.test_share, stream)

@@ -36,7 +36,8 @@ class Partition:
     def counts(self, labels: ArrayLike, classes: int) -> tuple[Counts, Counts]:
         """Samples per client and class, (train, test), each int64 [clients, classes]."""
         labels = np.asarray(labels)
-        return _counts(self.train, labels, classes), _counts(self.test, labels, classes)
+        train, test = (np.stack([np.bincount(labels[i], minlength=classes) for i in side]) for side in (self.train, self.test))
+        return train, test
 
 
 def least_samples(samples: int, clients: int) -> int:
@@ -67,7 +68,3 @@ def split(shares: Sequence[Indices], test_share: float, stream: np.random.Random
 
 def _bytes(values: ArrayLike) -> bytes:
     return np.asarray(values, dtype="<i8").tobytes()
-
-
-def _counts(side: tuple[Indices, ...], labels: NDArray[np.integer], classes: int) -> Counts:
-    return np.stack([np.bincount(labels[indices], minlength=classes) for indices in side])

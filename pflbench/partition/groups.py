@@ -27,14 +27,14 @@ def shares(spec: Groups, labels: NDArray[np.integer[Any]], classes: int, stream:
     group_of = _group_of(spec, classes)
     sizes = _client_sizes(spec, group_of, len(labels))
     dominating = np.array_split(np.arange(classes), spec.groups)
-    asked = np.stack(
-        [_quotas(size, dominating[group], class_sizes, spec.dominant_share) for size, group in zip(sizes, group_of, strict=True)]
-    )
-    quotas = _capped(asked, class_sizes)
+    clients = zip(sizes, group_of, strict=True)
+    asked = [_asked(size, dominating[group], class_sizes, spec.dominant_share) for size, group in clients]
     held: list[list[Indices]] = [[] for _ in range(spec.clients)]
-    for k in range(classes):
+    for k, quotas in enumerate(np.stack(asked, axis=1)):
         pool = stream.permutation(np.flatnonzero(labels == k))
-        for client, piece in enumerate(np.split(pool, np.cumsum(quotas[:, k]))[:-1]):
+        if quotas.sum() > len(pool):
+            quotas = apportion(len(pool), quotas)
+        for client, piece in enumerate(np.split(pool, np.cumsum(quotas))[:-1]):
             held[client].append(piece)
     return [np.concatenate(pieces) for pieces in held]
 
@@ -79,17 +79,9 @@ def _client_sizes(spec: Groups, group_of: Counts, samples: int) -> Counts:
     return sizes
 
 
-def _quotas(size: int, dominating: Indices, class_sizes: Counts, share: float) -> Counts:
+def _asked(size: int, dominating: Indices, class_sizes: Counts, share: float) -> Counts:
     """What one client asks of each class: `share` of its size from the dominating classes, the rest from the others."""
     ours = np.isin(np.arange(len(class_sizes)), dominating)
     others = np.where(ours, 0, class_sizes)
     dominant = round(share * size) if others.any() else size
     return apportion(dominant, np.where(ours, class_sizes, 0)) + apportion(size - dominant, others)
-
-
-def _capped(asked: Counts, class_sizes: Counts) -> Counts:
-    columns = [
-        column if column.sum() <= available else apportion(int(available), column)
-        for column, available in zip(asked.T, class_sizes, strict=True)
-    ]
-    return np.stack(columns, axis=1)

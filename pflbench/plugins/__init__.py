@@ -42,10 +42,6 @@ class Plugin:
     content: str = ""
     point: EntryPoint | None = None
 
-    @property
-    def who(self) -> str:
-        return f"{self.kind.capitalize()} '{self.name}' of {self.place}"
-
     @cached_property
     def value(self) -> Any:
         """The class or function. Raises UserError if its package cannot be imported."""
@@ -73,7 +69,7 @@ class Plugin:
         return _where(error, str(getattr(module, "__file__", None)))
 
     def error(self, reason: str, hint: str) -> UserError:
-        return UserError(f"{self.who} {reason}.", hint)
+        return UserError(f"{self.kind.capitalize()} '{self.name}' of {self.place} {reason}.", hint)
 
 
 def in_file(text: str) -> tuple[Path, str | None] | None:

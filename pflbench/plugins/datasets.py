@@ -1,8 +1,9 @@
 """The user's datasets: functions that return arrays, from FILE.py:NAME and from installed packages.
 
-A function returns (x, y), (x, y, classes), or a dict of these names, which may also have `vocabulary` (texts) and `train_size`
-(the number of leading samples that are the official training part). x and y are as in `npz.py`; for texts x has token ids
-[n, positions] below `vocabulary`, where 0 is padding. If the function has a parameter `root`, it gets the data folder.
+A function returns (x, y), (x, y, classes), or a dict of these names, which may also have `vocabulary` (texts), `train_size` (the
+number of leading samples that are the official training part) and `owner` (of each sample). x and y are as in `npz.py`; for texts
+x has token ids [n, positions] below `vocabulary`, where 0 is padding. If the function has a parameter `root`, it gets the data
+folder.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ import numpy.typing as npt
 
 from pflbench import plugins
 from pflbench.data import content, npz, text
-from pflbench.data.base import Arrays, Defaults, Progress, Source
+from pflbench.data.base import Arrays, Defaults, Source
 from pflbench.errors import UserError
 from pflbench.plugins import Plugin
 
 QUICK = 2.0  # seconds: slower functions are not called a second time
-PARTS = ("x", "y", "classes", "vocabulary", "train_size")
+PARTS = ("x", "y", "classes", "vocabulary", "train_size", "owner")
 _GIVES = "It returns (x, y) or (x, y, classes), or a dict of these."
 
 _made: dict[tuple[str, str, Path], tuple[Arrays, str]] = {}  # the last dataset, with the hash of its content
@@ -48,20 +49,18 @@ def code(path: Path) -> str:
     return found.place if found.point else found.sha256
 
 
-def _content(path: Path, root: Path, progress: Progress | None) -> str:
-    return _arrays(path, root)[1]
-
-
-def _load(path: Path, root: Path, progress: Progress | None) -> Arrays:
-    return _arrays(path, root)[0]
-
-
 def _defaults(path: Path, root: Path) -> Defaults:
     arrays = _arrays(path, root)[0]
     return text.DEFAULTS if arrays.vocabulary is not None else npz.defaults_of(arrays.x.shape)
 
 
-PYTHON = Source("python", "a function that gives own arrays", _content, _load, _defaults)
+PYTHON = Source(
+    "python",
+    "a function that gives own arrays",
+    content=lambda path, root, progress: _arrays(path, root)[1],
+    load=lambda path, root, progress: _arrays(path, root)[0],
+    defaults=_defaults,
+)
 
 
 def _arrays(path: Path, root: Path) -> tuple[Arrays, str]:
@@ -117,10 +116,11 @@ def _called(path: Path, found: Plugin, root: Path) -> Arrays:
     place = str(path)
     if size is not None and not 0 < size < len(x):
         raise UserError(f"{place}: train_size is {size} of {len(x)} samples.", "It is the number of leading samples to train on.")
+    owner = None if named.get("owner") is None else np.asarray(named["owner"])
     if vocabulary is None:
-        return replace(npz.checked(place, x, y, names), train_size=size)
+        return replace(npz.checked(place, x, y, names, owner), train_size=size)
     y, classes = npz.labelled(place, y, names)
-    return Arrays(_tokens(place, x, y, vocabulary), y, classes, vocabulary, size)
+    return Arrays(_tokens(place, x, y, vocabulary), y, classes, vocabulary, size, npz.owners(place, owner, len(y)))
 
 
 def _tokens(place: str, x: npt.NDArray[Any], y: npt.NDArray[np.int64], vocabulary: int) -> npt.NDArray[np.int64]:
@@ -136,4 +136,6 @@ def _tokens(place: str, x: npt.NDArray[Any], y: npt.NDArray[np.int64], vocabular
 
 def _hash(arrays: Arrays) -> str:
     held, _ = content.of_arrays(arrays)
-    return held if arrays.vocabulary is None else hashlib.sha256(f"{held}\0{arrays.vocabulary}".encode()).hexdigest()
+    more = [] if arrays.vocabulary is None else [str(arrays.vocabulary)]
+    more += [] if arrays.owner is None else ["owner", *map(str, arrays.owner)]
+    return hashlib.sha256("\0".join([held, *more]).encode()).hexdigest() if more else held

@@ -6,6 +6,7 @@ import copy
 import inspect
 import random
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -41,11 +42,8 @@ class Own(Backbone):
     def features(self, x: Tensor) -> Tensor:
         """The input of the head for x."""
         seen: list[Tensor] = []
-
-        def see(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-            seen.append((*given, *named.values())[0])
-
-        hook = self.get_submodule(self.head).register_forward_pre_hook(see, with_kwargs=True)
+        head = self.get_submodule(self.head)
+        hook = head.register_forward_pre_hook(lambda _, given, named: seen.append((*given, *named.values())[0]), with_kwargs=True)
         try:
             self.net(x)
         finally:
@@ -156,24 +154,20 @@ def _children(net: nn.Module) -> str:
 
 def _blocks(code: Plugin, net: nn.Module) -> list[tuple[str, ...]]:
     """The names of each block's children, top first: as the model says, else one block for every child with parameters."""
-    places = {name: i for i, (name, _) in enumerate(net.named_parameters())}
+    names = [name for name, _ in net.named_parameters()]
     listed = getattr(net, "blocks", None)
     if isinstance(listed, (list, tuple)) and all(isinstance(part, (str, list, tuple)) for part in listed):
         blocks = [(part,) if isinstance(part, str) else tuple(part) for part in listed]
     else:
-        own = tuple(name for name in places if "." not in name)
-        blocks = [(name,) for name, child in net.named_children() if any(place.startswith(f"{name}.") for place in places)]
+        own = tuple(name for name in names if "." not in name)
+        blocks = [(child,) for child, _ in net.named_children() if any(name.startswith(f"{child}.") for name in names)]
         blocks = [(*own, *blocks[0]), *blocks[1:]] if own and blocks else blocks
-
-    def inside(block: tuple[str, ...]) -> list[int]:
-        return [i for name, i in places.items() if f"{name}.".startswith(tuple(f"{part}." for part in block))]
-
-    ordered = sorted(blocks, key=inside, reverse=True)
-    held = [inside(block) for block in ordered]
-    if not all(held) or sorted(i for one in held for i in one) != list(range(len(places))):
+    of_parameters = [[block for block in blocks if f"{name}.".startswith(tuple(f"{part}." for part in block))] for name in names]
+    if any(len(found) != 1 for found in of_parameters) or any([block] not in of_parameters for block in blocks):
         raise code.error("has blocks that do not hold every parameter once", f"They are made of: {_children(net)}.")
-    for block, one in zip(ordered, held, strict=True):
-        if len(one) != one[-1] - one[0] + 1:
+    ordered = [block for (block,), _ in groupby(reversed(of_parameters))]
+    for block in ordered:
+        if ordered.count(block) > 1:
             raise code.error(
                 f"does not have the parameters of its block {', '.join(block)} side by side",
                 "Assign the layers of a block one after another in __init__.",
@@ -205,8 +199,7 @@ def _check(code: Plugin, sizes: Sizes) -> None:
     named = dict(model.named_parameters())
     labels = torch.zeros(len(x), dtype=torch.int64)
     gradients = torch.autograd.grad(F.cross_entropy(logits, labels), list(named.values()), allow_unused=True)
-    unused = [plain_name(name) for name, gradient in zip(named, gradients, strict=True) if gradient is None]
-    if unused:
+    if unused := [plain_name(name) for name, gradient in zip(named, gradients, strict=True) if gradient is None]:
         raise code.error(f"does not use its parameters {_some(unused)}", "Use them in forward, or leave them out.")
     with torch.no_grad():
         for buffer, value in zip(model.buffers(), buffers, strict=True):
@@ -241,8 +234,7 @@ def _generators() -> tuple[Any, ...]:
 
 def _check_parameters(code: Plugin, model: Own, again: Own) -> None:
     named = dict(model.named_parameters())
-    frozen = [plain_name(name) for name, parameter in named.items() if not parameter.requires_grad]
-    if frozen:
+    if frozen := [plain_name(name) for name, parameter in named.items() if not parameter.requires_grad]:
         raise code.error(f"has frozen parameters: {_some(frozen)}", "What is not trained is a buffer: register_buffer.")
     for name, one, other in zip(named, named.values(), again.parameters(), strict=True):
         if not torch.equal(one, other):

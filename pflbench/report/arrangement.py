@@ -8,9 +8,10 @@ both: its seeds.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import mean
 from typing import Any
 
 from pflbench.report import labels, looks, paper
@@ -18,6 +19,7 @@ from pflbench.report.looks import Look
 from pflbench.store.runs import Result
 
 TEST_LABELS = "‡"
+COLOURED, OTHERS = 12, "others"  # rows of a figure that are told apart by their looks, and the name of the rest
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,6 @@ class Row:
     label: str
     version: int
     hyperparameters: dict[str, Any]
-    variant: int  # 0, 1, ... among the rows of the same method
     look: Look  # unlike that of any other row beside it
     test_labels: bool = False  # its clients adapt on labelled test data
 
@@ -65,19 +66,26 @@ class Arranged:
     cells: dict[tuple[int, int], tuple[Result, ...]]  # [row, setting]
     notes: tuple[str, ...]
 
+    @property
+    def runs(self) -> list[Result]:
+        """The runs of all cells."""
+        return [run for cell in self.cells.values() for run in cell]
+
+    def column(self, j: int) -> list[tuple[Row, tuple[Result, ...]]]:
+        """The rows with runs in a setting, and these runs."""
+        return [(row, self.cells[i, j]) for i, row in enumerate(self.rows) if (i, j) in self.cells]
+
 
 def arrange(results: Sequence[Result]) -> Arranged:
     """Runs by setting and row, without notes."""
     settings = _settings(results)
     rows = _rows(results)
+    line = {key: i for i, key in enumerate(rows)}
     column = {(s.protocol, s.partition): j for j, s in enumerate(settings)}
-    line = {_row_key(row.method, row.version, row.hyperparameters): i for i, row in enumerate(rows)}
     cells: dict[tuple[int, int], list[Result]] = defaultdict(list)
     for r in sorted(results, key=lambda r: r.seed):
-        method = r.spec["method"]
-        place = line[_row_key(r.method, method["version"], method["hyperparameters"])]
-        cells[place, column[r.protocol, r.partition]].append(r)
-    return Arranged(settings, rows, {place: tuple(runs) for place, runs in cells.items()}, ())
+        cells[line[row_key(r)], column[r.protocol, r.partition]].append(r)
+    return Arranged(settings, tuple(rows.values()), {place: tuple(runs) for place, runs in cells.items()}, ())
 
 
 def _settings(results: Iterable[Result]) -> tuple[SharedSetting, ...]:
@@ -101,55 +109,56 @@ def _place(setting: SharedSetting) -> tuple[Any, ...]:
 
 def _with_distinct_heads(settings: Sequence[SharedSetting]) -> list[SharedSetting]:
     shared = [labels.flat(s.shared) for s in settings]
-    apart = labels.telling_apart([{**spec, "partition hash": s.partition} for spec, s in zip(shared, settings, strict=True)])
-    # A partition's hash differs with everything that makes it: it is news only where nothing else tells them apart.
-    if len({json.dumps({k: v for k, v in d.items() if k != "partition hash"}) for d in apart}) == len(settings):
-        apart = [{k: v for k, v in d.items() if k != "partition hash"} for d in apart]
+    apart = labels.telling_apart(shared)
+    if len({json.dumps(d) for d in apart}) < len(settings):
+        # A partition's hash differs with everything that makes it: it is news only where nothing else tells them apart.
+        apart = labels.telling_apart([{**spec, "partition hash": s.partition} for spec, s in zip(shared, settings, strict=True)])
     return [
         replace(s, head=(*s.head, *(labels.words(k, v) for k, v in d.items() if v is not None)))
         for s, d in zip(settings, apart, strict=True)
     ]
 
 
-def _rows(results: Iterable[Result]) -> tuple[Row, ...]:
-    variants: dict[str, dict[str, tuple[int, dict[str, Any], bool]]] = defaultdict(dict)
+def row_key(run: Result) -> str:
+    """Equal for runs of the same row."""
+    of = run.spec["method"]
+    return json.dumps([run.method, of["version"], of["hyperparameters"]], sort_keys=True)
+
+
+def _rows(results: Iterable[Result]) -> dict[str, Row]:
+    """By key, in the order of the tables."""
+    variants: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     for r in results:
-        spec = r.spec["method"]
-        version, hyperparameters, adapted = spec["version"], spec["hyperparameters"], spec["test_labels"]
-        variants[r.method][_row_key(r.method, version, hyperparameters)] = (version, hyperparameters, adapted)
+        variants[r.method][row_key(r)] = r.spec["method"]
     told = {r.method: r.title for r in results if r.title}
     drawn = looks.assign((method, i) for method, of in variants.items() for i in range(len(of)))
-    rows = []
+    rows = {}
     for method in sorted(variants, key=labels.method_rank):
-        ordered = sorted(variants[method].values(), key=lambda v: (v[0], json.dumps(v[1], sort_keys=True)))
-        apart = _departing(method, [{**hyper, "version": version} for version, hyper, _ in ordered])
+        ordered = sorted(variants[method].items(), key=lambda item: (item[1]["version"], item[0]))
+        apart = _departing(method, [{**of["hyperparameters"], "version": of["version"]} for _, of in ordered])
         title = labels.method_title(method, told.get(method))
-        for i, ((version, hyper, adapted), differing) in enumerate(zip(ordered, apart, strict=True)):
+        for i, ((key, of), differing) in enumerate(zip(ordered, apart, strict=True)):
             extra = ", ".join(labels.words(k, v) for k, v in differing.items())
-            label = (f"{title} ({extra})" if extra else title) + (f" {TEST_LABELS}" if adapted else "")
-            rows.append(Row(method, title, label, version, hyper, i, drawn[method, i], adapted))
-    return tuple(rows)
+            label = (f"{title} ({extra})" if extra else title) + (f" {TEST_LABELS}" if of["test_labels"] else "")
+            rows[key] = Row(method, title, label, of["version"], of["hyperparameters"], drawn[method, i], of["test_labels"])
+    return rows
 
 
 def _departing(method: str, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What tells these rows of a method apart. If it is more than one thing, of each row what is not usual.
+    """What tells these rows of a method apart, without defaults. If it is more than one thing, of each row what is not usual.
 
-    Usual is the paper's value, else the commonest, and the newest version.
+    Usual is the default, which is the paper's value, else the commonest, and the newest version.
     """
     apart = labels.telling_apart(rows)
+    printed = paper.hyperparameters(method)
     everywhere = {key for key in apart[0] if all(key in row for row in apart)}
     if len({key for row in apart for key in row}) < 2:
-        return apart
-    printed = paper.hyperparameters(method)
+        everywhere &= printed.keys()
     usual = {}
     for key in everywhere:
         values = [row[key] for row in apart]
         usual[key] = max(values) if key == "version" else printed.get(key, max(values, key=values.count))
     return [{key: value for key, value in row.items() if key not in usual or value != usual[key]} for row in apart]
-
-
-def _row_key(method: str, version: int, hyperparameters: dict[str, Any]) -> str:
-    return json.dumps([method, version, hyperparameters], sort_keys=True)
 
 
 def busiest(found: Arranged, most: int | None) -> list[int]:
@@ -158,21 +167,40 @@ def busiest(found: Arranged, most: int | None) -> list[int]:
     return sorted(sorted(range(len(held)), key=lambda j: -held[j])[:most])
 
 
+def best_in_colour(found: Arranged, columns: Sequence[int], asked: Sequence[str]) -> tuple[Arranged, str]:
+    """Rows beyond the best `COLOURED` are grey, with one entry in the legend, unless methods were asked for; and what says so."""
+    accuracy = {place: mean(run.value or 0.0 for run in cell) for place, cell in found.cells.items() if place[1] in columns}
+    best = {j: max(value for (_, k), value in accuracy.items() if k == j) for j in columns}
+    behind: dict[int, list[float]] = defaultdict(list)
+    for (i, j), value in accuracy.items():
+        behind[i].append(best[j] - value)
+    grey = set(sorted(behind, key=lambda i: mean(behind[i]))[COLOURED:])
+    if asked or not grey:
+        return found, ""
+    rows = tuple(replace(row, label=OTHERS, look=looks.OTHER) if i in grey else row for i, row in enumerate(found.rows))
+    named = ", ".join(found.rows[i].label for i in sorted(grey))
+    said = f" In colour: the {COLOURED} methods least behind the best of each setting, on average; in grey: {named}."
+    return replace(found, rows=rows), said
+
+
 def titles(settings: Sequence[SharedSetting]) -> list[str]:
     """Titles of panels: dataset and partition, and how settings with the same ones differ."""
+    return short_titles([(setting.head[:2], setting.head) for setting in settings])
+
+
+def short_titles(items: Sequence[tuple[Sequence[str], Sequence[str]]]) -> list[str]:
+    """Of each item (first, parts): `first`, and what of `parts` not all items with the same `first` have."""
     made = []
-    for setting in settings:
-        same = [other for other in settings if other.head[:2] == setting.head[:2]]
-        rest = [part for part in setting.head[2:] if not all(part in other.head for other in same)]
-        made.append(", ".join((*setting.head[:2], *rest)))
+    for first, parts in items:
+        same = [other for beginning, other in items if beginning == first]
+        made.append(", ".join((*first, *(part for part in parts if not all(part in other for other in same)))))
     return made
 
 
 def short(rows: Sequence[Row]) -> list[str]:
     """The labels of rows, with hyperparameters only if a method has several rows."""
-    different = {row.label: row.method for row in rows}
-    several = [method for method in different.values() if list(different.values()).count(method) > 1]
-    return [row.label if row.method in several else row.title for row in rows]
+    labels_of = Counter({row.label: row.method for row in rows}.values())
+    return [row.label if labels_of[row.method] > 1 else row.title for row in rows]
 
 
 def protocol(settings: Sequence[SharedSetting]) -> str:

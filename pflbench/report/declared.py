@@ -6,16 +6,11 @@ needed. Names here, code when it is needed: `pflbench --help` imports none of it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
-
-    from pflbench.report.selection import Filters
+from typing import Any, Literal
 
 Kind = Literal["table", "plot"]
 
@@ -37,17 +32,16 @@ class Report:
     printed: str = ""
 
     def load(self, function: str = "") -> Callable[..., Any]:
-        """The function that makes it: a table's `build` returns what has a `grid()`, a figure's `plot` a `style.Drawing`."""
+        """The function that makes it of a database and `selection.Filters`.
+
+        A table's `build` returns what has a `grid()`, a figure's `plot` a `style.Drawing`.
+        """
         made = getattr(import_module(f"pflbench.report.{self.module}"), function or {"table": "build", "plot": "plot"}[self.kind])
         return partial(made, declared=self.needs) if self.as_printed else made
 
-    def build(self, engine: Engine, filters: Filters, function: str = "", **options: Any) -> Any:
-        """The report of the filtered runs."""
-        return self.load(function)(engine, filters, **options)
-
     @cached_property
     def needs(self) -> Any:
-        """`needs.TableNeeds` or `needs.FigureNeeds`: the runs of the papers' settings that it needs."""
+        """`needed.TableNeeds` or `needed.FigureNeeds`: the runs of the papers' settings that it needs."""
         needed = import_module("pflbench.report.needed")
         return {"table": needed.TABLES, "plot": needed.PLOTS}[self.kind][self.name]
 
@@ -65,11 +59,7 @@ def _plot(name: str, title: str, **more: Any) -> Report:
     return Report("plot", name, title, f"figures.{name.replace('-', '_')}", **more)
 
 
-def _by_name(*reports: Report) -> dict[str, Report]:
-    return {report.name: report for report in reports}
-
-
-TABLES = _by_name(
+_TABLES = (
     _table("accuracy", "Accuracy of each method in each setting, mean and std over seeds", printed="table2"),
     _table("overhead", "Time, communication and memory of each method"),
     _table("ranks", "Average ranks of the methods over all settings"),
@@ -81,11 +71,12 @@ TABLES = _by_name(
     _printed("range", "Tables 5 and 6: FedALA's p by model"),
     _printed("participation", "Table 7: half of the clients join a round"),
     _printed("elastic", "Elastic Aggregation on a central test set"),
+    _printed("leaderboard", "PFLlib's leaderboard: 18 of its 20 methods in 13 settings"),
     _printed("partitions", "FedAMP's three partitions: accuracy, median client, Wilcoxon's test over the clients"),
     _printed("ablation", "FedALA without adaptation of its weights"),
 )
 
-PLOTS: Mapping[str, Report] = _by_name(
+_PLOTS = (
     _plot("curves", "Accuracy over rounds or seconds, mean and band over seeds"),
     _plot("distribution", "Samples per client and class of each partition", refuses=("methods", "status")),
     _plot("overhead", "Accuracy over training time and over bytes sent, with the Pareto front"),
@@ -100,3 +91,5 @@ PLOTS: Mapping[str, Report] = _by_name(
     _plot("trajectory", "The way of a client's model in the plane of its principal components"),
     _plot("loss", "Training loss of trained and of initialised local models"),
 )
+TABLES = {report.name: report for report in _TABLES}
+PLOTS = {report.name: report for report in _PLOTS}

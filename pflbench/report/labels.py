@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -18,6 +19,7 @@ DATASETS = {
     "cifar100": "Cifar100",
     "tiny": "Tiny-ImageNet",
     "agnews": "AG News",
+    "har": "UCI HAR",
 }
 MODEL_CODE = "own_model.content"
 _ITEMS = {
@@ -73,10 +75,7 @@ def method_rank(name: str) -> tuple[bool, int, str]:
 
 def dataset_title(spec: dict[str, Any]) -> str:
     """'MNIST', 'AG News (test)', 'MNIST, other content 1a2b3c'; own data by the last part of its path."""
-    data = spec["data"]
-    if data.get("path"):
-        return _place_title(str(data["path"]))
-    return label_title(dataset_label(spec)) + other_content(spec)
+    return label_title(dataset_label(spec) + other_content(spec))
 
 
 def dataset_label(spec: dict[str, Any]) -> str:
@@ -162,12 +161,9 @@ def telling_apart(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     missing = object()
     keys = sorted({key for item in items for key in item})
     differ = [k for k in keys if any(item.get(k, missing) != items[0].get(k, missing) for item in items)]
-    codes: dict[Any, set[str]] = {}
-    for item in items:
-        codes.setdefault(item.get("model"), set()).add(item.get(MODEL_CODE, ""))
-    return [
-        {k: item[k] for k in differ if k in item and (k != MODEL_CODE or len(codes[item.get("model")]) > 1)} for item in items
-    ]
+    codes = {(item.get("model"), item.get(MODEL_CODE)) for item in items}
+    shared = Counter(model for model, _ in codes)
+    return [{k: item[k] for k in differ if k in item and (k != MODEL_CODE or shared[item.get("model")] > 1)} for item in items]
 
 
 def words(key: str, value: Any) -> str:

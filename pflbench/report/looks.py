@@ -7,7 +7,6 @@ the colour and the marker of the method itself, hollow, and dashes of its own.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, count
@@ -67,6 +66,9 @@ class Look:
         return {"color": self.colour, "marker": self.marker, "linestyle": "", **FILLS[self.fill]}
 
 
+OTHER = Look("#c0c0c0", "o", 0, 0)  # of methods that are not told apart
+
+
 def dashes(number: int) -> tuple[float, ...]:
     """The dash pattern of a number, () for a solid line; all numbers differ."""
     return DASHES[number] if number < len(DASHES) else (2.0 + number, 1.5, 1, 1.5)
@@ -86,18 +88,14 @@ def assign(rows: Iterable[tuple[str, int]]) -> Mapping[tuple[str, int], Look]:
     rows = sorted(set(rows))
     slots = _slots({_base(method) for method, _ in rows})
     made = {(method, 0): _look(slots[_base(method)], "+ala" in method) for method, _ in rows}
-    dashed, marked = defaultdict(set), defaultdict(set)
-    for look in made.values():
-        dashed[look.colour].add(look.dash)
-        marked[look.colour].add((look.marker, look.fill))
     for method, variant in rows:
         if (method, variant) not in made:
             first = made[method, 0]
-            dash = next(k for k in count() if k not in dashed[first.colour])
-            marker, fill = next((m for m in _marks(first) if m not in marked[first.colour]), (first.marker, first.fill))
+            beside = [look for look in made.values() if look.colour == first.colour]
+            dash = next(k for k in count() if k not in {look.dash for look in beside})
+            marked = {(look.marker, look.fill) for look in beside}
+            marker, fill = next((m for m in _marks(first) if m not in marked), (first.marker, first.fill))
             made[method, variant] = replace(first, marker=marker, fill=fill, dash=dash)
-            dashed[first.colour].add(dash)
-            marked[first.colour].add((marker, fill))
     return made
 
 

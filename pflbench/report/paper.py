@@ -1,4 +1,5 @@
-"""The values that the FedALA paper prints (Zhang et al., AAAI 2023; arXiv:2212.01197), and the poster of Elastic Aggregation.
+"""The values that the FedALA paper prints (Zhang et al., AAAI 2023; arXiv:2212.01197), Elastic Aggregation's poster, and PFLlib's
+leaderboard.
 
 The rule (methods.md 2.2): method, dataset, model and partition decide which value belongs to a run (a folder that PFLlib wrote
 counts by the partition that its config.json states). It may be compared where everything else that moves the number is the
@@ -8,7 +9,6 @@ hyperparameters it has: no run has its protocol for sure.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -23,8 +23,10 @@ from pflbench.store.runs import RoundRule
 ACCURACY = "test_accuracy_percent"
 UNKNOWN = ("unknown", 0.0)
 EQUAL = ("iid", 0.0)  # equal shares
+PARAMETERS = {"dirichlet": "beta", "pathological": "classes_per_client", "groups": "groups"}  # of partitions, by kind
 # Of two values for the same method and protocol the first one is taken.
-_ORDER = ("table2", "table7", "table4", "table1", "table6", "text", "elastic")
+_ORDER = ("table2", "table7", "table4", "table1", "table6", "text", "elastic", "leaderboard")
+LEADERBOARD = "leaderboard"  # among the tables
 
 _OTHER_NAMES = {
     "naive aggregation (FedAvg)": "fedavg",
@@ -38,7 +40,7 @@ _OTHER_NAMES = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value was measured: all of a protocol that is not the method's. lr None: the paper's for model and dataset.
+    """The protocol of a printed value, without the method. lr None: the paper's for model and dataset.
 
     central: on a central test set, in place of E1. balanced: whether all clients hold equally much; None where nothing is said.
     stand_in: other data in the dataset's place, as `pflbench run -d` names them: nothing printed was measured there.
@@ -59,7 +61,7 @@ class Place:
 
     @property
     def data(self) -> str:
-        """Its data, partition and model in words."""
+        """Its data, as `pflbench run -d` names them."""
         return self.stand_in or self.dataset
 
     @property
@@ -94,6 +96,11 @@ class PrintedValue:
     mean: float
     std: float | None
     varied: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def of_the_paper(self) -> bool:
+        """Whether the FedALA paper prints it."""
+        return self.table != LEADERBOARD and not self.place.central
 
 
 @dataclass(frozen=True)
@@ -152,16 +159,6 @@ def trained_weights() -> dict[tuple[str, str, float, int], int]:
     }
 
 
-@cache
-def covered() -> dict[tuple[str, int], tuple[str, ...]]:
-    """The blocks in ALA's range, lowest first (Table 5), by model and p."""
-    found: dict[tuple[str, int], tuple[str, ...]] = defaultdict(tuple)
-    for value in printed():
-        if value.table == "table5":
-            found[value.backbone, int(value.setting["p"])] += (value.metric.partition(":")[2],)
-    return dict(found)
-
-
 def hyperparameters(method: str) -> Mapping[str, Any]:
     """The paper's hyperparameters of a method, with ALA plugged in ("ditto+ala") or not: the defaults (methods.md 1).
 
@@ -175,7 +172,7 @@ def find(spec: dict[str, Any], select: RoundRule) -> Match | None:
     found = [
         Match(reference, differences(spec, select, reference.place, reference.varied))
         for reference in references()
-        if reference.method == spec["method"]["name"] and not reference.place.central and is_at(spec, reference.place)
+        if reference.method == spec["method"]["name"] and reference.of_the_paper and is_at(spec, reference.place)
     ]
     return min(found, key=lambda match: len(match.differences), default=None)
 
@@ -205,20 +202,14 @@ def differences(spec: dict[str, Any], select: RoundRule, place: Place, varied: I
     # What the code of 2022 did instead, from which the printed values probably come (methods.md 0.6): as good as the defaults.
     of_2022 = methods.card(name).presets.get("fedala2022", {})
     mine |= {key: theirs[key] for key, value in of_2022.items() if mine.get(key) == value and key in theirs}
-    items = [*_setting_items(spec, place), ("result", str(select), "best")]
-    items += [(name, mine.get(name, "absent"), theirs.get(name, "absent")) for name in sorted({*mine, *theirs})]
-    return (*labels.content_notes(spec), *_instead(items))
+    own = [(name, mine.get(name, "absent"), theirs.get(name, "absent")) for name in sorted({*mine, *theirs})]
+    return (*setting_differences(spec, place), *_instead([("result", str(select), "best"), *own]))
 
 
 def setting_differences(spec: dict[str, Any], place: Place) -> tuple[str, ...]:
     """As `differences`, for the protocol that all methods of a setting share."""
-    return (*labels.content_notes(spec), *_instead(_setting_items(spec, place)))
-
-
-def _setting_items(spec: dict[str, Any], place: Place) -> list[tuple[str, Any, Any]]:
-    """(name, the run's value, the place's value) of everything that affects the result."""
     partition, train = spec["partition"], spec["train"]
-    items: list[tuple[str, Any, Any]] = [
+    items: list[tuple[str, Any, Any]] = [  # (name, the run's value, the place's value) of everything that affects the result
         ("data", labels.label_title(place.data), labels.label_title(place.dataset)),
         ("clients", partition["clients"], place.clients),
         ("join ratio", train["join_ratio"], place.join_ratio),
@@ -235,7 +226,7 @@ def _setting_items(spec: dict[str, Any], place: Place) -> list[tuple[str, Any, A
         if place.balanced is not None:
             sizes = {True: "balanced", False: "unbalanced"}
             items.append(("data across clients", sizes[_balanced(partition)], sizes[place.balanced]))
-        return items
+        return (*labels.content_notes(spec), *_instead(items))
     items += [("evaluation interval", train["eval_every"], 1), ("BN buffers", train["bn_buffers"], "local")]
     if place.join_ratio < 1:
         items.append(("evaluated clients", train["evaluate"], "participants"))
@@ -253,7 +244,7 @@ def _setting_items(spec: dict[str, Any], place: Place) -> list[tuple[str, Any, A
             ("dominant share", partition.get("dominant_share", 0.8), 0.8),
             ("group sizes", partition.get("group_sizes"), None),
         ]
-    return items
+    return (*labels.content_notes(spec), *_instead(items))
 
 
 # As runs have them: JSON keeps whole numbers and others apart, comparison does not.
@@ -273,18 +264,15 @@ def _place(value: Value) -> Place:
         ratio = int(said["sampled_per_round"]) / clients
         train: dict[str, Any] = {"rounds": int(said["rounds"]), "batch_size": int(said["batch"]), "lr": float(said["lr"])}
         return Place(dataset, model, UNKNOWN, clients, ratio, **train, central=True, balanced=said["data"] == "balanced")
-    kind, parameter = {"practical": ("dirichlet", "beta"), "pathological": ("pathological", "classes_per_client")}[
-        said["scenario"]
-    ]
-    return Place(dataset, model, (kind, float(said[parameter])), clients, float(said["rho"]))
+    kind = {"practical": "dirichlet"}.get(said["scenario"], said["scenario"])
+    return Place(dataset, model, (kind, float(said[PARAMETERS[kind]])), clients, float(said["rho"]))
 
 
 def _partition(spec: dict[str, Any]) -> tuple[str, float] | None:
     if spec["scheme"] == "iid":
         return EQUAL if spec["shares"] == "equal" else None
     kind = spec["kind"] if spec["scheme"] == "pfllib" else spec["scheme"]
-    parameters = {"dirichlet": "beta", "pathological": "classes_per_client", "groups": "groups"}
-    parameter = spec.get(parameters.get(kind, ""))
+    parameter = spec.get(PARAMETERS.get(kind, ""))
     return None if parameter is None else (kind, float(parameter))
 
 

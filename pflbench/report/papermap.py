@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pflbench.errors import UserError, unknown
 from pflbench.report.declared import PLOTS, TABLES, Kind
 
-FEDALA, FEDAMP, ELASTIC, FEDDEPER = "FedALA", "FedAMP", "Elastic Aggregation", "FedDeper"
+FEDALA, FEDAMP, ELASTIC, PFLLIB = "FedALA", "FedAMP", "Elastic Aggregation", "PFLlib"
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,12 @@ EXHIBITS = (
     _of("", "IID, pathological and grouped clients; Wilcoxon's test over them", ("table", "partitions"), paper=FEDAMP),
     _of("Table", "accuracy on a central test set", ("table", "elastic"), paper=ELASTIC),
     _of("Figure", "accuracy by partition, participation, local epochs", ("plot", "elastic"), paper=ELASTIC),
+    _of("leaderboard", "accuracy of 20 methods, of which 18 are here", ("table", "leaderboard"), paper=PFLLIB),
 )
-DRAWINGS = {
-    FEDALA: "its Figures 1 and 2 draw the method",
-    FEDDEPER: "what is at hand of the paper has two drawings of the method, and no result",
-}
+DRAWINGS = (
+    "FedALA: its Figures 1 and 2 draw the method.",
+    "FedDeper: what is at hand of the paper has two drawings of the method, and no result.",
+)
 _NUMBERED = re.compile(r"(table|figure|fig)\.?\s*(\d+)", re.IGNORECASE)
 _PREFIXED = re.compile(r"(table|plot|figure):(.+)", re.IGNORECASE)
 
@@ -134,13 +135,6 @@ def names() -> tuple[str, ...]:
 def sources(kind: Kind, name: str) -> str:
     """The exhibits of a table or figure in the papers, such as "FedALA, Table 4"; empty if there are none."""
     return "; ".join(one.title for one in EXHIBITS if any((part.kind, part.name) == (kind, name) for part in one.parts))
-
-
-def markdown() -> str:
-    """The map as a Markdown table, as the README has it."""
-    lines = ["| in the paper | shows | made by |", "| --- | --- | --- |"]
-    lines += [f"| {one.title} | {one.shows} | `{one.command}` |" for one in EXHIBITS]
-    return "\n".join(lines)
 
 
 def plain() -> str:

@@ -1,27 +1,41 @@
-"""Settings that differ only in one number, such as clients or beta, and accuracy over this number."""
+"""Accuracy over one number, such as clients or beta, in settings that differ in nothing else."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from sqlalchemy import Engine
 
 from pflbench.errors import NothingYet
-from pflbench.report import labels, render, style
-from pflbench.report.arrangement import Arranged
+from pflbench.report import labels, render, style, web
+from pflbench.report.arrangement import Arranged, short_titles
+from pflbench.report.selection import Filters
 from pflbench.report.traces import Axis, Panel, Trace, at_values, lettered, of_runs
+from pflbench.report.web import Interactive
 from pflbench.store.runs import Result
 
-MOST = 3  # sweeps side by side on a page
+MOST = 3  # sweeps side by side in print
+APART, BROADEST = 3.0, 14.0  # points: between bars of two methods at the same value, of all such bars
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """key: in a run's flat specification; label: of the x axis; title: of a panel, else it says what its settings share."""
+
+    key: str
+    label: str
+    title: str = ""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """values[k]: the number in the setting columns[k]; parts: what the settings have in common, dataset and partition first."""
+    """values[k]: the parameter in the setting columns[k]; parts: what the settings share, dataset and partition first."""
 
+    parameter: Parameter
     parts: tuple[str, ...]
     values: tuple[float, ...]
     columns: tuple[int, ...]
@@ -40,40 +54,6 @@ class Measure:
     from_zero: bool = False
 
 
-def sweeps(found: Arranged, key: str, command: str) -> list[Sweep]:
-    """Of the settings those that differ in `key` (as "partition.beta") and in nothing else, by ascending value.
-
-    The longest come first. Raises UserError where no two settings do; command: what makes them.
-    """
-    made = every(found, key)
-    if not made:
-        raise NothingYet(
-            f"No method has runs in two settings that differ in {key.rpartition('.')[2]} and in nothing else.",
-            f"Make them: {command}.",
-        )
-    return sorted(made, key=lambda sweep: -len(sweep.columns))
-
-
-def every(found: Arranged, key: str) -> list[Sweep]:
-    """By setting; empty if no two settings differ only in that number."""
-    groups: dict[str, dict[float, int]] = defaultdict(dict)
-    for j, setting in enumerate(found.settings):
-        spec = labels.flat({k: v for k, v in setting.spec.items() if k not in ("method", "seed")})
-        if spec.get("train.join_ratio") == 1:
-            spec["train.evaluate"] = "participants"  # who are all clients here, and the specification says so
-        value = spec.pop(key, None)
-        if value is not None:
-            groups[json.dumps(spec, sort_keys=True)].setdefault(float(value), j)
-    made = [_sweep(found, group) for group in groups.values() if len(group) > 1]
-    return [sweep for sweep in made if rows(found, sweep)]
-
-
-def _sweep(found: Arranged, group: dict[float, int]) -> Sweep:
-    values, columns = zip(*sorted(group.items()), strict=True)
-    heads = [found.settings[j].head for j in columns]
-    return Sweep(tuple(part for part in heads[0] if all(part in head for head in heads)), values, columns)
-
-
 def rows(found: Arranged, sweep: Sweep) -> list[int]:
     """The methods with runs at two values or more."""
     return [i for i in range(len(found.rows)) if sum((i, j) in found.cells for j in sweep.columns) > 1]
@@ -87,21 +67,77 @@ def best(run: Result) -> float | None:
 ACCURACY = Measure("Test accuracy (%)", best)
 
 
+@dataclass(frozen=True)
+class ParameterFigure:
+    """The figure of a parameter. said: how its caption begins; command: makes its runs; second: a measure beside accuracy."""
+
+    name: str
+    parameter: Parameter
+    said: str
+    command: str
+    second: Callable[[Engine, Arranged], Measure] | None = None
+
+    def plot(self, engine: Engine, filters: Filters = Filters()) -> style.Drawing:
+        """Up to three groups of settings that differ only in the parameter. Raises UserError if there is none."""
+        found = filters.select(engine)
+        drawn = self.sweeps(found)[:MOST]
+        return drawing(found, drawn, self._measures(engine, found), self._caption(found, drawn))
+
+    def page(self, engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
+        """A figure per measure for each group of settings that differ only in the parameter. Raises UserError if none do."""
+        found = filters.select(engine)
+        measures = self._measures(engine, found)
+        return [
+            web.figure(self.name, panel(found, one, measure), self._caption(found, [one]), found.notes)
+            for one in self.sweeps(found)[:most]
+            for measure in measures
+        ]
+
+    def sweeps(self, found: Arranged) -> list[Sweep]:
+        """The longest come first. Raises UserError where no two settings differ in the parameter alone."""
+        if made := sweeps(found, self.parameter):
+            return sorted(made, key=lambda sweep: -len(sweep.columns))
+        raise NothingYet(
+            f"No method has runs in two settings that differ in {self.parameter.key.rpartition('.')[2]} and in nothing else.",
+            f"Make them: {self.command}.",
+        )
+
+    def _measures(self, engine: Engine, found: Arranged) -> list[Measure]:
+        return [ACCURACY, *([self.second(engine, found)] if self.second else [])]
+
+    def _caption(self, found: Arranged, drawn: Sequence[Sweep]) -> str:
+        return f"{self.said}: {lettered([sweep.title for sweep in drawn])}. {remarks(found, drawn)}"
+
+
+def sweeps(found: Arranged, parameter: Parameter) -> list[Sweep]:
+    """Of the settings those that differ in the parameter and in nothing else, by ascending value; none where no two do."""
+    groups: dict[str, dict[float, int]] = defaultdict(dict)
+    for j, setting in enumerate(found.settings):
+        spec = labels.flat(setting.shared)
+        if spec.get("train.join_ratio") == 1:
+            spec["train.evaluate"] = "participants"  # who are all clients here, and the specification says so
+        value = spec.pop(parameter.key, None)
+        if value is not None:
+            groups[json.dumps(spec, sort_keys=True)].setdefault(float(value), j)
+    made = []
+    for group in groups.values():
+        values, columns = zip(*sorted(group.items()), strict=True)
+        heads = [found.settings[j].head for j in columns]
+        parts = tuple(part for part in heads[0] if all(part in head for head in heads))
+        made.append(Sweep(parameter, parts, values, columns))
+    return [sweep for sweep in made if rows(found, sweep)]
+
+
 def drawing(
-    found: Arranged,
-    drawn: Sequence[Sweep],
-    measures: Sequence[Measure],
-    caption: str,
-    x: str | Sequence[str],
-    titles: Sequence[str] = (),
-    notes: Sequence[str] = (),
+    found: Arranged, drawn: Sequence[Sweep], measures: Sequence[Measure], caption: str, notes: Sequence[str] = ()
 ) -> style.Drawing:
-    """A column of panels per sweep, a row of panels per measure. x: one label, or one for each sweep. titles: other ones."""
-    across = [x] * len(drawn) if isinstance(x, str) else x
+    """A column of panels per sweep, a row of panels per measure."""
+    heads = [[part for part in found.settings[sweep.columns[0]].head[:2] if part in sweep.parts] for sweep in drawn]
+    titles = short_titles([(head, sweep.parts) for head, sweep in zip(heads, drawn, strict=True)])
     return render.drawing(
-        [panel(found, sweep, measure, label) for measure in measures for sweep, label in zip(drawn, across, strict=True)],
-        titles or [_short(found, sweep, drawn) for sweep in drawn],
-        caption,
+        [panel(found, sweep, measure) for measure in measures for sweep in drawn],
+        [sweep.parameter.title or title for sweep, title in zip(drawn, titles, strict=True)],
+        f"{caption} Methods stand side by side at each value.",
         (*found.notes, *notes),
         columns=len(drawn),
         height=1.5,
@@ -110,18 +146,22 @@ def drawing(
     )
 
 
-def panel(found: Arranged, of: Sweep, measure: Measure, x: str, over: str = "") -> Panel:
-    """A line per method with runs at two values or more: the mean over its runs, bars from minimum to maximum.
-
-    over: for the title, where one setting may have several panels.
-    """
+def panel(found: Arranged, of: Sweep, measure: Measure) -> Panel:
+    """A line per method with runs at two values or more: the mean over its runs, bars from minimum to maximum."""
     shown = rows(found, of)
+    step = min(APART, BROADEST / len(shown))
     runs = tuple(run.id for i in shown for j in of.columns for run in found.cells.get((i, j), ()))
+    # A parameter with a title of its own is one of several of the same setting.
+    over = f" by {of.parameter.label.lower()}" if of.parameter.title else ""
     return Panel(
         f"{of.title}: {measure.label.partition(' (')[0].lower()}{over}",
-        at_values(x, of.values),
+        at_values(of.parameter.label, of.values),
         Axis(measure.label, zero=measure.from_zero),
-        [line for i in shown if (line := _line(found, i, of, measure)) is not None],
+        [
+            replace(line, aside=step * (k - (len(shown) - 1) / 2))
+            for k, i in enumerate(shown)
+            if (line := _line(found, i, of, measure)) is not None
+        ],
         runs,
         tuple(found.settings[j] for j in of.columns),
     )
@@ -153,21 +193,6 @@ def _line(found: Arranged, i: int, of: Sweep, measure: Measure) -> Trace | None:
         ),
         data=list(zip(low, high, runs, strict=True)),
     )
-
-
-def _short(found: Arranged, sweep: Sweep, drawn: Sequence[Sweep]) -> str:
-    """Titles: dataset and partition, and how groups with the same ones differ."""
-
-    def head(of: Sweep) -> list[str]:
-        return [part for part in found.settings[of.columns[0]].head[:2] if part in of.parts]
-
-    same = [other for other in drawn if head(other) == head(sweep)]
-    rest = [part for part in sweep.parts if not all(part in other.parts for other in same)]
-    return ", ".join((*head(sweep), *rest))
-
-
-def caption(found: Arranged, drawn: Sequence[Sweep]) -> str:
-    return f"{lettered([sweep.title for sweep in drawn])}. {remarks(found, drawn)}"
 
 
 def remarks(found: Arranged, drawn: Sequence[Sweep]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -15,9 +16,8 @@ from pflbench.methods import METHODS
 from pflbench.report import labels, looks
 from pflbench.report.looks import Look
 from pflbench.report.traces import Trace
-from pflbench.store import references as stored
 from pflbench.store.arrays import Floats
-from pflbench.store.references import ReferenceCurve
+from pflbench.store.references import ResultFile, stored
 
 _IMPORT = "`pflbench import FILE.h5` takes in PFLlib's result files."
 
@@ -47,21 +47,26 @@ class ReferenceLine:
         return replace(self, round=self.round[seen], accuracy=self.accuracy[seen])
 
 
-def lines(engine: Engine, datasets: Collection[str], methods: Iterable[str] = ()) -> dict[str, tuple[ReferenceLine, ...]]:
+def lines(engine: Engine, datasets: Collection[str], methods: Iterable[str] = ()) -> Mapping[str, Sequence[ReferenceLine]]:
     """By dataset, as runs are labelled. methods: only these, if any are named; by name or title.
 
     Raises UserError where there is no such series.
     """
-    held = stored.datasets(engine)
+    series = stored(engine)
+    held = sorted({c.dataset for c in series})
     if not held:
         raise UserError("There are no reference series in this database.", _IMPORT)
     wanted = {name.casefold() for name in methods}
-    found = [c for c in stored.curves(engine, datasets) if not wanted or wanted & _names(c)]
+    found = [c for c in series if c.dataset in datasets and (not wanted or wanted & _names(c))]
     if not found:
         raise UserError(f"No such reference series on {', '.join(sorted(datasets))}.", f"There are some on: {', '.join(held)}.")
-    by_dataset = groupby(found, key=lambda curve: curve.dataset)
     drawn = looks.assign((curve.method, 0) for curve in found)
-    return {dataset: _by_method(list(curves), drawn) for dataset, curves in by_dataset}
+    made: dict[str, list[ReferenceLine]] = defaultdict(list)
+    found.sort(key=lambda curve: (curve.dataset, labels.method_rank(curve.method)))  # goals stay in their order
+    for (dataset, method), same in groupby(found, key=lambda curve: (curve.dataset, curve.method)):
+        goals = [list(group) for _, group in groupby(same, key=lambda curve: curve.goal)]
+        made[dataset] += [_line(group, len(goals) > 1, k, drawn[method, 0]) for k, group in enumerate(goals)]
+    return made
 
 
 def caption(drawn: Iterable[ReferenceLine]) -> str:
@@ -73,24 +78,16 @@ def caption(drawn: Iterable[ReferenceLine]) -> str:
     )
 
 
-def _names(curve: ReferenceCurve) -> set[str]:
+def _names(curve: ResultFile) -> set[str]:
     return {curve.method.casefold(), curve.algorithm.casefold(), labels.method_title(curve.method).casefold()}
 
 
-def _by_method(curves: Sequence[ReferenceCurve], drawn: Mapping[tuple[str, int], Look]) -> tuple[ReferenceLine, ...]:
-    """The lines of a dataset, labelled with goals if a method has several."""
-    found = []
-    for method, same in groupby(curves, key=lambda curve: curve.method):
-        goals = [(goal, list(group)) for goal, group in groupby(same, key=lambda curve: curve.goal)]
-        found += [_line(group, goal if len(goals) > 1 else "", k, drawn[method, 0]) for k, (goal, group) in enumerate(goals)]
-    return tuple(sorted(found, key=lambda line: (labels.method_rank(line.method), line.variant)))
-
-
-def _line(curves: Sequence[ReferenceCurve], goal: str, variant: int, own: Look) -> ReferenceLine:
+def _line(curves: Sequence[ResultFile], with_goal: bool, variant: int, own: Look) -> ReferenceLine:
+    """The line of one method and goal. with_goal: in its label, where the method has several."""
     method = curves[0].method
-    shared = reduce(np.intersect1d, (c.curve.round for c in curves))
-    accuracy = np.mean([c.curve.accuracy[np.searchsorted(c.curve.round, shared)] for c in curves], axis=0)
+    shared = reduce(np.intersect1d, (c.round for c in curves))
+    accuracy = np.mean([c.accuracy[np.searchsorted(c.round, shared)] for c in curves], axis=0)
     title = labels.method_title(method) if method in METHODS else curves[0].algorithm
-    label = f"PFLlib: {title} ({goal})" if goal else f"PFLlib: {title}"
+    label = f"PFLlib: {title}" + f" ({curves[0].goal})" * with_goal
     files = tuple(c.file for c in curves)
     return ReferenceLine(method, label, shared.astype(np.float64), 100 * accuracy, files, variant, own)

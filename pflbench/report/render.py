@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import textwrap
 import warnings
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pflbench.errors import UserError
 from pflbench.plain import printable
 from pflbench.report import style
 from pflbench.report.arrangement import protocol
+from pflbench.report.looks import OTHER
 from pflbench.report.style import COLUMN, DPI, PAGE
 from pflbench.report.traces import PALE, Axis, Panel, Trace, with_letters
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.legend import Legend
@@ -73,24 +76,37 @@ def drawing(
         axes = {place: figure.add_subplot(grid[place]) for place in cells}
         for ax, panel in zip(axes.values(), panels, strict=True):
             _draw_panel(ax, panel)
+        shared = _share_y(dict(zip(axes.values(), panels, strict=True)))
         for (row, column), ax in axes.items():
             if (below := axes.get((row + 1, column))) and below.get_xlabel() == ax.get_xlabel():
                 ax.set_xlabel("")
         for (row, column), ax in reversed(axes.items()):
             if column and axes[row, column - 1].get_ylabel() == ax.get_ylabel():
                 ax.set_ylabel("")
+                ax.tick_params(labelleft=axes[row, column - 1] not in shared.get(ax, ()))
         for ax, title in zip(axes.values(), with_letters(titles if page.titles else [""] * len(titles)), strict=False):
             ax.set_title(title)
         for text in figure.findobj(Text):  # before it is measured
             text.set_text(printable(text.get_text()))
         legend = _legend(figure, [trace for panel in panels for trace in panel.traces], order)
-        if square:
-            _fit(figure, rows, legend, 1, 0, WHOLE)
-        else:
-            _fit(figure, rows, legend, FLAT, height, height if fixed else max(height, HIGHEST))
+        limits = (1, 0, WHOLE) if square else (FLAT, height, height if fixed else max(height, HIGHEST))
+        _fit(figure, rows, legend, *limits)
         runs = tuple(sorted({run for panel in panels for run in panel.runs}))
         settings = [setting for panel in panels for setting in panel.settings]
         return style.Drawing(figure, caption, tuple(notes), runs, protocol(settings) if settings else "")
+
+
+def _share_y(panels: Mapping[Axes, Panel]) -> dict[Axes, list[Axes]]:
+    """One y axis for panels of the same quantity, unless they have limits or ticks of their own. Returns those of each panel."""
+    free: dict[tuple[str, ...], list[Axes]] = defaultdict(list)
+    for ax, panel in panels.items():
+        if panel.y.limits is None and panel.y.ticks is None:
+            free[panel.quantity].append(ax)
+    for same in free.values():
+        limits = [limit for ax in same for limit in ax.get_ylim()]
+        for ax in same:
+            ax.set_ylim(min(limits), max(limits))
+    return {ax: same for same in free.values() for ax in same}
 
 
 def _draw_panel(ax: Axes, panel: Panel) -> None:
@@ -104,18 +120,23 @@ def _draw_panel(ax: Axes, panel: Panel) -> None:
 
 
 def _draw_trace(ax: Axes, trace: Trace) -> None:
-    ax.plot(trace.x, trace.y, label=trace.label, markevery=trace.every, **properties(trace))
-    if trace.low is None or trace.high is None:
-        return
-    if trace.bars:
-        ax.vlines(trace.x, trace.low, trace.high, color=trace.look.colour, linewidth=0.8)
-    else:
-        ax.fill_between(trace.x, trace.low, trace.high, color=trace.look.colour, alpha=PALE, linewidth=0)
+    from matplotlib.transforms import ScaledTranslation
+
+    drawn: list[Artist] = [*ax.plot(trace.x, trace.y, label=trace.label, markevery=trace.every, **properties(trace))]
+    if trace.low is not None and trace.high is not None:
+        if trace.bars:
+            drawn.append(ax.vlines(trace.x, trace.low, trace.high, color=trace.look.colour, linewidth=0.8))
+        else:
+            ax.fill_between(trace.x, trace.low, trace.high, color=trace.look.colour, alpha=PALE, linewidth=0)
+    if trace.aside:
+        for artist in drawn:
+            artist.set_transform(ax.transData + ScaledTranslation(trace.aside / 72, 0, ax.figure.dpi_scale_trans))
 
 
 def properties(trace: Trace) -> dict[str, Any]:
     """Properties of a Line2D."""
     made = {**trace.look.line, "linewidth": trace.width, "markersize": trace.size, "alpha": trace.opacity}
+    made["zorder"] = 1.9 if trace.look == OTHER else 2
     if trace.draws == "lines":
         made["marker"] = ""
     if trace.draws == "markers":
@@ -137,13 +158,11 @@ def _set_axis(ax: Axes, name: str, axis: Axis) -> None:
     if axis.ticks is not None:
         of.set_ticks(list(axis.ticks), [printable(name) for name in axis.ticks.values()])
         of.set_ticks([], minor=True)
-    limits = axis.limits
-    if axis.nothing is not None and limits is not None:
-        limits = (-axis.nothing / 1.5, limits[1])
+    limits = axis.limits or ((0, None) if axis.zero else None)
+    if axis.nothing is not None and axis.limits is not None:
+        limits = (-axis.nothing / 1.5, axis.limits[1])
     if limits is not None:
         ax.set(**{f"{name}lim": limits})
-    elif axis.zero:
-        ax.set(**{f"{name}lim": (0, None)})
     if not axis.grid:
         ax.grid(visible=False, axis=name)  # type: ignore[arg-type]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
 from typing import Any, TypeVar
 
 from sqlalchemy import Engine
@@ -14,13 +16,12 @@ from pflbench.errors import NothingYet, UserError, unknown
 from pflbench.report import labels, style
 from pflbench.report.arrangement import TEST_LABELS, Arranged, Row, SharedSetting, arrange, short, titles
 from pflbench.store import arrays, runs
+from pflbench.store.measures import TITLES, by_measure
 from pflbench.store.runs import Result, RoundRule, RunScope
 from pflbench.store.schema import STATUSES
 
 T = TypeVar("T")
 BEST = RoundRule("best")
-PROTOCOL = "train"  # in --where, in a method's place
-RULES = "best, last, mean-last:K"
 TEST_LABELS_NOTE = f"{TEST_LABELS}: clients adapt on labelled test data, so this is no test."
 _FIRST_RUN = "Make some: pflbench run -m fedavg -m fedala -d digits"
 # The filters by what they are called in messages, and what a run answers to: the name in the database first, then others.
@@ -32,7 +33,6 @@ _FIELDS: dict[str, tuple[str, Callable[[Result], tuple[object, ...]]]] = {
     "clients": ("clients", lambda r: (r.clients,)),
     "rounds": ("rounds", lambda r: (r.rounds,)),
 }
-_NAMED = ("methods", "datasets", "partitions")
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,6 @@ class Filters:
     kept: dict[Any, Any] | None = field(default=None, repr=False, compare=False)
 
     @property
-    def named(self) -> bool:
-        """Whether there is a filter for settings or methods."""
-        return any(getattr(self, name) for name in _NAMED)
-
-    @property
     def words(self) -> str:
         """The filters in words, 'model cnn, rounds 20 or 50, fedala.p=2'; empty for all runs."""
         kinds = {"model": self.models, "clients": self.clients, "rounds": self.rounds, "run": self.runs}
@@ -74,8 +69,12 @@ class Filters:
     @property
     def sentence(self) -> str:
         """All filters in words, also those for methods, datasets and partitions; empty for all runs."""
-        said = [f"{name} {', '.join(asked)}" for name in (*_NAMED, "status") if (asked := getattr(self, name))]
-        return "; ".join([*said, *([self.words] if self.words else [])])
+        said = [
+            f"{name} {', '.join(asked)}"
+            for name in ("methods", "datasets", "partitions", "status")
+            if (asked := getattr(self, name))
+        ]
+        return "; ".join(filter(None, [*said, self.words]))
 
     def unnamed(self) -> Filters:
         """The filters without those for methods, datasets and partitions."""
@@ -92,20 +91,28 @@ class Filters:
 
     def matching(self, engine: Engine, rule: RoundRule = BEST) -> list[Result]:
         """The runs that pass, of any status. Raises UserError for values that no run has, and if no run is left."""
-        return self._kept(("matching", repr(self), rule), lambda: self._passing(engine, self._all(engine, rule)))
+        found = self._all(engine, rule)
+        passing = {run.id for run in found}
+        if self.runs:
+            passing &= {runs.find(engine, text).id for text in self.runs}
+        for name, (kind, values) in _FIELDS.items():
+            if asked := getattr(self, name):
+                passing &= _having(found, kind, asked, values)
+        for (owner, name), wanted in _conditions(self.where, found).items():
+            passing &= _having(found, f"{owner}.{name}", wanted, partial(_value, owner, name))
+        if not passing:
+            raise UserError("No run fits these filters together.", "`pflbench runs list` shows what there is.")
+        return [run for run in found if run.id in passing]
 
-    def select(self, engine: Engine, rule: RoundRule = BEST, belongs: Callable[[Result], bool] | None = None) -> Arranged:
-        """Of the runs that pass the newest attempt with one of the statuses, arranged.
+    def select(self, engine: Engine, rule: RoundRule = BEST) -> Arranged:
+        """Of the runs that pass the newest attempt with one of the statuses, arranged. Raises UserError as `matching`.
 
-        rule: which of their rounds count. belongs: whether a run is one of the report's. Raises UserError as `matching`.
+        rule: which of their rounds count.
         """
-        if belongs is None:
-            return self._kept(("selected", repr(self), rule), lambda: self._arranged(engine, self.matching(engine, rule)))
-        if not (found := [run for run in self.matching(engine, rule) if belongs(run)]):
-            raise NothingYet("None of the runs belongs to this.")
-        return self._arranged(engine, found)
+        return self._kept(("selected", repr(self), rule), lambda: self.arranged(engine, self.matching(engine, rule)))
 
-    def _arranged(self, engine: Engine, found: Sequence[Result]) -> Arranged:
+    def arranged(self, engine: Engine, found: Sequence[Result]) -> Arranged:
+        """As `select`, of these runs. Raises UserError where none has one of the statuses."""
         wanted = statuses(self.status)
         counted, left_out = _newest(found, wanted)
         if not counted:
@@ -144,18 +151,6 @@ class Filters:
 
         return self._kept(("all", scope, rule), read)
 
-    def _passing(self, engine: Engine, found: list[Result]) -> list[Result]:
-        passing = {run.id for run in found}
-        if self.runs:
-            passing &= {runs.find(engine, text).id for text in self.runs}
-        for name, (kind, values) in _FIELDS.items():
-            passing &= _having(found, kind, getattr(self, name), values)
-        for key, asked in _conditions(self.where, found).items():
-            passing &= _having(found, key, asked, lambda run, key=key: _item(run, key))  # type: ignore[misc]
-        if not passing:
-            raise UserError("No run fits these filters together.", "`pflbench runs list` shows what there is.")
-        return [run for run in found if run.id in passing]
-
     def _kept(self, key: Any, read: Callable[[], T]) -> T:
         """Reads the runs, or returns the cached ones."""
         if self.kept is None:
@@ -169,13 +164,11 @@ class Filters:
 def _having(
     found: Sequence[Result], kind: str, asked: Iterable[object], values: Callable[[Result], tuple[object, ...] | None]
 ) -> set[int]:
-    """The runs that have one of the values asked for; those that have no such thing (None) stay; all where nothing is asked for.
+    """The runs that have one of the values asked for; those that have no such thing (None) stay.
 
     Raises UserError for a value that none has.
     """
     wanted = {str(text): {_plain(text), _plain(labels.without_folder(str(text)))} for text in asked}  # own data by the whole path
-    if not wanted:
-        return {run.id for run in found}
     has = {run.id: of and tuple(map(_plain, of)) for run in found for of in [values(run)]}
     for text, alternatives in wanted.items():
         if not any(of and alternatives & {*of} for of in has.values()):
@@ -194,38 +187,36 @@ def _plain(value: object) -> str:
         return text
 
 
-def _conditions(where: Iterable[str], found: Sequence[Result]) -> dict[str, list[str]]:
-    """The values of --where by key. Raises UserError for another form, and for a key that no run has."""
-    asked: dict[str, list[str]] = {}
+def _conditions(where: Iterable[str], found: Sequence[Result]) -> dict[tuple[str, str], list[str]]:
+    """The values of --where by owner and name. Raises UserError for another form, and for what no run has."""
+    asked: dict[tuple[str, str], list[str]] = {}
     for text in where:
         key, equals, value = text.partition("=")
-        owner, dot, name = key.strip().partition(".")
+        owner, dot, name = key.strip().casefold().partition(".")
         if not (equals and dot and owner and name):
             raise UserError(
                 f"--where {text}: expected METHOD.NAME=VALUE or train.NAME=VALUE.",
                 "For example --where fedala.p=2 or --where train.optimizer=adamw.",
             )
-        asked.setdefault(f"{owner}.{name}".casefold(), []).append(value.strip())
-    known = {key for run in found for key in _items(run)} if asked else set[str]()
-    for key in asked.keys() - known:
-        owner = key.partition(".")[0]
-        raise unknown("item of --where", key, [one for one in known if one.startswith(f"{owner}.")] or known)
+        asked.setdefault((owner, name), []).append(value.strip())
+    known = {(owner, name) for run in found for owner, own in _owners(run).items() for name in own} if asked else set()
+    for owner, name in asked.keys() - known:
+        near = [one for one in known if one[0] == owner] or known
+        raise unknown("item of --where", f"{owner}.{name}", [".".join(one) for one in near])
     return asked
 
 
-def _items(run: Result) -> dict[str, Any]:
-    """A run's values for --where: "train.lr", and "fedala.p" under the method's name and its title."""
-    train = run.spec["train"]
+def _owners(run: Result) -> dict[str, dict[str, Any]]:
+    """A run's values for --where: those of "train", and its hyperparameters under the method's name and its title."""
     own = run.spec["method"]["hyperparameters"]
-    owners = {PROTOCOL: train, run.method: own, labels.method_title(run.method, run.title): own}
-    return {f"{owner}.{name}".casefold(): value for owner, items in owners.items() for name, value in items.items()}
+    owners = {"train": run.spec["train"], run.method: own, labels.method_title(run.method, run.title): own}
+    return {owner.casefold(): {name.casefold(): value for name, value in items.items()} for owner, items in owners.items()}
 
 
-def _item(run: Result, key: str) -> tuple[object, ...] | None:
-    """The value of a key; None if the key belongs to another method."""
-    owner = key.partition(".")[0]
-    known = (PROTOCOL, run.method.casefold(), labels.method_title(run.method, run.title).casefold())
-    return (_items(run).get(key),) if owner in known else None
+def _value(owner: str, name: str, run: Result) -> tuple[object, ...] | None:
+    """The value for --where; None if the owner is another method."""
+    owners = _owners(run)
+    return (owners[owner].get(name),) if owner in owners else None
 
 
 @dataclass(frozen=True)
@@ -248,14 +239,14 @@ def with_arrays(engine: Engine, found: Arranged, names: Sequence[str], command: 
 
     Raises UserError where no run has any.
     """
-    runs = [run.id for cell in found.cells.values() for run in cell]
+    runs = [run.id for run in found.runs]
     kept = arrays.rounds(engine, runs, names)
     seen = [
-        Observed(found.settings[j], found.rows[i], run, name, tuple(kept[run.id, name]))
-        for (i, j), cell in sorted(found.cells.items(), key=lambda item: item[0][::-1])
+        Observed(setting, row, run, name, tuple(kept[run.id, name]))
+        for j, setting in enumerate(found.settings)
+        for row, cell in found.column(j)
         for run in cell
-        for name in [next((n for n in names if (run.id, n) in kept), None)]
-        if name is not None
+        if (name := next((n for n in names if (run.id, n) in kept), ""))
     ]
     if not seen:
         raise NothingYet(
@@ -265,21 +256,40 @@ def with_arrays(engine: Engine, found: Arranged, names: Sequence[str], command: 
     return seen
 
 
-def one_per_line(seen: Sequence[Observed]) -> list[Observed]:
-    """The run with the first seed of each method in each setting."""
-    first: dict[tuple[str, str | None, str], Observed] = {}
-    for one in seen:
-        first.setdefault((one.setting.protocol, one.setting.partition, one.row.label), one)
-    return list(first.values())
+def first_seeds(engine: Engine, filters: Filters, names: Sequence[str], command: str) -> tuple[list[Observed], tuple[str, ...]]:
+    """Of each method in each setting the run with the first seed that kept one of these arrays, and notes on the filtered runs.
+
+    Raises UserError as `with_arrays`.
+    """
+    found = filters.select(engine)
+    seen = with_arrays(engine, found, names, command)
+    lines = groupby(seen, key=lambda one: (one.setting.protocol, one.setting.partition, one.row.label))
+    return [next(runs) for _, runs in lines], found.notes
 
 
-def cut(seen: Sequence[Observed], filters: Filters) -> tuple[list[Observed], tuple[str, ...]]:
-    """As many as fit, and a note if some are left out."""
-    most = style.PANELS_CHOSEN if filters.named else style.PANELS_UNASKED
-    if len(seen) <= most:
-        return list(seen), ()
-    note = f"Drawn: the first {most} of {len(seen)} runs. Choose with --method, --dataset and --partition."
-    return list(seen[:most]), (note,)
+def cut(seen: Sequence[Observed], notes: tuple[str, ...], filters: Filters) -> tuple[list[Observed], tuple[str, ...]]:
+    """As many as fit in print, and the notes, with one more if some are left out."""
+    most = style.PANELS_CHOSEN if filters.methods or filters.datasets or filters.partitions else style.PANELS_UNASKED
+    if len(seen) > most:
+        notes += (f"Drawn: the first {most} of {len(seen)} runs. Choose with --method, --dataset and --partition.",)
+    return list(seen[:most]), notes
+
+
+def measured(engine: Engine, filters: Filters, metric: str, rule: RoundRule = BEST) -> Arranged:
+    """As `Filters.select`, of the runs that have this measure, one of `measures.COLUMNS`, with it in accuracy's place.
+
+    Raises UserError if none has it.
+    """
+    found = filters.select(engine, rule)
+    counted = by_measure(engine, found.runs, metric, rule)
+    if not counted:
+        raise UserError(
+            f"None of these runs has measured {TITLES[metric]}.",
+            "Runs do with --metrics-every 1; --force runs finished ones anew.",
+        )
+    left = len(found.runs) - len(counted)
+    note = f"Not counted: {labels.counted(left, 'run')} without {TITLES[metric]} (--metrics-every)."
+    return replace(filters.arranged(engine, counted), notes=(*found.notes, *((note,) if left else ())))
 
 
 def spread(values: Sequence[int], most: int) -> list[int]:
@@ -290,7 +300,7 @@ def spread(values: Sequence[int], most: int) -> list[int]:
 
 
 def observed_titles(seen: Sequence[Observed], *, named: bool = False) -> list[str]:
-    """As `titles`, with the method if there are several rows or `always`, and its hyperparameters if nothing else differs."""
+    """As `titles`, with the method if there are several rows or `named`, and its hyperparameters if nothing else differs."""
     rows, settings = [one.row for one in seen], titles([one.setting for one in seen])
     if not named and len({row.label for row in rows}) == 1:
         return settings
@@ -308,7 +318,9 @@ def parse(text: str) -> RoundRule:
     rule, _, count = text.partition(":")
     if rule == "mean-last" and count.isascii() and count.isdigit() and int(count) > 0:
         return RoundRule("mean-last", int(count))
-    raise UserError(f"Unknown selection '{text}'.", f"Valid: {RULES}, e.g. mean-last:10 for the mean of the last 10 rounds.")
+    raise UserError(
+        f"Unknown selection '{text}'.", "Valid: best, last, mean-last:K, e.g. mean-last:10 for the mean of the last 10 rounds."
+    )
 
 
 def sentence(round_rule: RoundRule) -> str:

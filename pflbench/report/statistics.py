@@ -1,6 +1,6 @@
 """Statistics on request: standard deviations, bootstrap intervals, paired tests. SciPy is imported when one of them needs it.
 
-Of all values NumPy's float64 is taken as printed to 1e-9: differences that are rounding errors count as none.
+Differences are rounded to 1e-9, so that rounding errors count as none.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,7 @@ OVER_CLIENTS: Test = "wilcoxon-clients"  # what is paired are the clients, not t
 TITLES = {"wilcoxon": "Wilcoxon signed-rank test", "t": "t-test", OVER_CLIENTS: "Wilcoxon signed-rank test over the clients"}
 ENOUGH = 5  # runs, below which an interval from resampling them says little
 LEVEL = 0.05
-Values = Mapping[int, float]  # by seed, or by client
-ByClient = Mapping[tuple[int, int], float]  # by seed and client
+Values = Mapping[Any, float]  # by seed, or by client, or by seed and client
 _RESAMPLES = 9999
 _DIGITS = 9
 
@@ -114,8 +113,11 @@ def _differences(a: Values, b: Values) -> npt.NDArray[np.float64]:
     return np.array([a[key] - b[key] for key in sorted(a.keys() & b.keys())], dtype=np.float64).round(_DIGITS)
 
 
-def by_client(a: ByClient, b: ByClient) -> tuple[dict[int, float], dict[int, float]]:
-    """Each client's mean over the seeds in which both rows tested it, since the seeds of a client are not independent pairs."""
+def by_client(a: Values, b: Values) -> tuple[Values, Values]:
+    """Each client's mean over the seeds in which both rows tested it, since the seeds of a client are not independent pairs.
+
+    a, b: by seed and client.
+    """
     shared = sorted(a.keys() & b.keys())
     clients = {client for _, client in shared}
     found = [{client: float(np.mean([row[key] for key in shared if key[1] == client])) for client in clients} for row in (a, b)]
@@ -136,19 +138,14 @@ def holm(p: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def compare(values: Mapping[str, Mapping[int, float]], against: str, test: Test) -> dict[str, Comparison]:
-    """Tests each row of a setting against the row `against`, by seed, with Holm's correction over all rows."""
-    return _compare({row: (own, values[against]) for row, own in values.items() if row != against}, against, test)
+def compare(values: Mapping[str, Values], against: str, test: Test) -> dict[str, Comparison]:
+    """Tests each row of a setting against the row `against`, with Holm's correction over all rows.
 
-
-def compare_clients(values: Mapping[str, ByClient], against: str) -> dict[str, Comparison]:
-    """As `compare`, by client."""
-    return _compare(
-        {row: by_client(own, values[against]) for row, own in values.items() if row != against}, against, OVER_CLIENTS
-    )
-
-
-def _compare(pairs: Mapping[str, tuple[Values, Values]], against: str, test: Test) -> dict[str, Comparison]:
+    values: of each row by seed, for a test over the clients by seed and client.
+    """
+    pairs = {row: (own, values[against]) for row, own in values.items() if row != against}
+    if test == OVER_CLIENTS:
+        pairs = {row: by_client(*both) for row, both in pairs.items()}
     raw = {row: paired(*both, test) for row, both in pairs.items()}
     tested = {row: p for row, (p, _) in raw.items() if p is not None}
     corrected = dict(zip(tested, holm(list(tested.values())), strict=True))

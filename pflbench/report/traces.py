@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from pflbench.report import labels
 from pflbench.report.arrangement import Arranged, SharedSetting
 from pflbench.report.looks import Look
 
@@ -22,6 +24,7 @@ GREY = "#888888"
 PALE = 0.18  # opacity of a band
 DECADE = 10  # of the largest to the smallest loss: from here on a logarithmic axis tells more
 MOST = 7  # its ticks
+BESIDE = 0.12  # of an axis for a few values, at both ends
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Trace:
 
     label: its entry in the legend, one for equal labels, "" for none. Without points it is an entry alone.
     low, high: a band around y or, with `bars`, a bar at each point. steps: y holds until the next x.
+    aside: how far it is moved to the right in print, in points, so that bars at the same x stand side by side.
     width, size: of line and marker, in points of print. every: where the markers are, as (first, step).
     hover: the text at a point of a page, a template of Plotly's; `data` has a row for each point, its `customdata`.
     group: traces that a click on a page's legend shows and hides together; by default those with the same label.
@@ -44,6 +48,7 @@ class Trace:
     high: Values | None = None
     bars: bool = False
     steps: bool = False
+    aside: float = 0.0
     width: float = 1.1
     size: float = 3.5
     opacity: float = 1.0
@@ -89,12 +94,20 @@ class Panel:
     runs: tuple[int, ...] = ()
     settings: tuple[SharedSetting, ...] = ()
     height: int = 400
-    draw: Callable[[Axes], None] | None = field(default=None, compare=False)
+    draw: Callable[[Axes], object] | None = field(default=None, compare=False)
+
+    @property
+    def quantity(self) -> tuple[str, ...]:
+        """What the y axis shows, and on which data: accuracies on different datasets are different quantities."""
+        return self.y.label, *sorted({labels.dataset_title(setting.spec) for setting in self.settings})
 
 
 def at_values(label: str, values: Iterable[float]) -> Axis:
-    """A logarithmic axis with ticks at these values and nowhere else."""
-    return Axis(label, log=True, ticks=_texts(sorted(values)))
+    """A logarithmic axis with ticks at these values and nowhere else, and room for bars beside the first and the last."""
+    ticks = _texts(sorted(values))
+    low, high = min(ticks), max(ticks)
+    beside = (high / low) ** BESIDE
+    return Axis(label, log=True, limits=(low / beside, high * beside), ticks=ticks)
 
 
 def of_losses(label: str, losses: Sequence[float], *, zero: bool = False) -> Axis:
@@ -104,6 +117,14 @@ def of_losses(label: str, losses: Sequence[float], *, zero: bool = False) -> Axi
     limits = min(losses) / 1.3, max(losses) * 1.3
     ticks = _round_numbers(*limits, 3)
     return Axis(label, log=True, limits=limits, ticks=_texts(ticks[:: -(-len(ticks) // MOST)]))
+
+
+def of_all(panels: Sequence[Panel], *, zero: bool = False) -> list[Panel]:
+    """Panels of losses with one y axis for all of the same quantity."""
+    losses: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for panel in panels:
+        losses[panel.quantity] += [loss for trace in panel.traces for loss in trace.y]
+    return [replace(panel, y=of_losses(panel.y.label, losses[panel.quantity], zero=zero)) for panel in panels]
 
 
 def of_costs(label: str, costs: Sequence[float]) -> Axis:

@@ -56,11 +56,6 @@ class Interactive:
     runs: tuple[int, ...]
     spec: Json
 
-    @property
-    def height(self) -> int:
-        """In pixels."""
-        return int(self.spec["layout"]["height"])
-
 
 def figure(
     name: str, panel: Panel, caption: str, notes: Iterable[str] = (), *, data: Sequence[Json] = (), **layout: Any
@@ -149,11 +144,8 @@ def _trace(trace: Trace, across: Axis) -> Json:
     if not trace.hover:
         return made | {"hoverinfo": "skip"}
     named = f"<b>{text(trace.label)}</b><br>" if trace.label else ""
-    return made | {"hovertemplate": f"{named}{trace.hover}<extra></extra>", "customdata": [_said(row) for row in trace.data]}
-
-
-def _said(row: Sequence[Any]) -> list[Any]:
-    return [text(value) if isinstance(value, str) else _number(float(value)) for value in row]
+    data = [[text(value) if isinstance(value, str) else _number(float(value)) for value in row] for row in trace.data]
+    return made | {"hovertemplate": f"{named}{trace.hover}<extra></extra>", "customdata": data}
 
 
 def _band(trace: Trace) -> Json:

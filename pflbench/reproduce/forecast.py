@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 
 from pflbench.partition import Partition
 from pflbench.reproduce.goal import Wanted
-from pflbench.reproduce.progress import Clock, Outlook, RunProgress, progress_of
+from pflbench.reproduce.progress import BASELINE, Clock, Outlook, RunProgress, progress_of
 from pflbench.run.arithmetic import exact_arithmetic
 from pflbench.run.execution import Execution, find_device
 from pflbench.run.federation_data import FederationData, load_federation_data
@@ -31,7 +31,7 @@ LONG = 300.0  # seconds: shorter runs get no forecast
 ROUNDS = 3  # of a measurement, whose last round counts: ALA has its initial stage in the second
 BATCHES = (1, 5)  # of each client: two measurements give the time per sample and the constant part
 PATIENCE = 4.0  # seconds after which a measurement ends with the rounds that it has
-# Below these (samples x parameters, and steps) runs take seconds on any machine, and nothing is measured.
+# Below these (samples x parameters, and steps) nothing is measured.
 SMALL_WORK, SMALL_STEPS = 2e9, 20_000
 ROUND_BYTES, CLIENT_BYTES = 700, 90  # of a row of `round` with its indexes and traffic; of each client in it
 
@@ -54,60 +54,60 @@ def forecast(
 
     tell: called with a line before each measurement, which takes seconds.
     """
-    wanted = [Wanted(spec, {}) for spec in specs]
-    left = [one for one in progress_of(engine, wanted) if one.rounds_left]
-    ahead = [one.wanted.spec for one in left]
-    if not ahead or all(_small(spec, load_federation_data(spec, data_dir), len(ahead)) for spec in _settings(ahead)):
+    left = [one for one in progress_of(engine, [Wanted(spec, {}) for spec in specs]) if one.rounds_left]
+    if _small(left, data_dir, len(left)):
         return None
-    known = speeds(engine, ALL, {"fedavg", *(spec.method.name for spec in ahead)})
-    new = _measured(left, known, data_dir, how, tell)
-    times = [Clock([*known, *new]).left(one) for one in left]
+    times = [one.seconds for one in _with_times(left, engine, data_dir, how, tell)]
     seconds = None if None in times else sum(value for value in times if value is not None)
     if seconds is not None and seconds < LONG:
         return None
-    needs = [need for spec in _settings(ahead) if (need := footprint(spec, load_federation_data(spec, data_dir), how))]
+    needs = [need for spec in _settings(left) if (need := footprint(spec, load_federation_data(spec, data_dir), how))]
     rows = sum(one.rounds_left * (ROUND_BYTES + CLIENT_BYTES * one.wanted.spec.partition.clients) for one in left)
     # A checkpoint is the method's state; only that of the run under way is kept.
     disk = rows + max((need.models // 2 for need in needs), default=0)
-    return Forecast(len(left), seconds, bool(new), max((need.total for need in needs), default=None), disk)
+    measured = any(one.seconds is None for one in left)
+    return Forecast(len(left), seconds, measured, max((need.total for need in needs), default=None), disk)
 
 
-def timed(outlook: Outlook, engine: Engine | None, data_dir: Path, how: Execution, tell: Callable[[str], None]) -> Outlook:
+def timed(outlook: Outlook, engine: Engine, data_dir: Path, how: Execution, tell: Callable[[str], None]) -> Outlook:
     """The outlook with the time of every run ahead: measured where the database does not tell it. tell: as in `forecast`."""
-    unknown = [one for one in outlook.ahead if one.seconds is None]
-    if all(_small(spec, load_federation_data(spec, data_dir), 1) for spec in _settings([one.wanted.spec for one in unknown])):
+    if _small([one for one in outlook.ahead if one.seconds is None], data_dir, 1):
         return outlook
-    names = {"fedavg", *(one.wanted.spec.method.name for one in unknown)}
-    known = speeds(engine, ALL, names) if engine is not None else []
-    clock = Clock([*known, *_measured(unknown, known, data_dir, how, tell)])
-    return replace(outlook, progress=tuple(replace(one, seconds=clock.left(one)) for one in outlook.progress))
+    found = {one.wanted.spec.key: one for one in _with_times(outlook.ahead, engine, data_dir, how, tell)}
+    return replace(outlook, progress=tuple(found.get(one.wanted.spec.key, one) for one in outlook.progress))
 
 
-def _measured(
-    runs: Sequence[RunProgress], known: Sequence[Speed], data_dir: Path, how: Execution, tell: Callable[[str], None]
-) -> list[Speed]:
-    """Measures what the times of these runs need beside `known`: mostly FedAvg's, once for each dataset, model and cohort."""
-    new: list[Speed] = []
-    for spec in _settings([one.wanted.spec for one in runs]):
-        here = [one for one in runs if (one.wanted.spec.data, one.wanted.spec.partition) == (spec.data, spec.partition)]
-        for one in sorted(here, key=lambda one: one.wanted.spec.method.name != "fedavg"):
-            if Clock([*known, *new]).left(one) is None:
+def _with_times(
+    runs: Sequence[RunProgress], engine: Engine, data_dir: Path, how: Execution, tell: Callable[[str], None]
+) -> list[RunProgress]:
+    """Measures what the times of these runs need: mostly FedAvg's, once for each dataset, model and cohort."""
+    unknown = [one for one in runs if one.seconds is None]
+    found = speeds(engine, ALL, {BASELINE, *(one.wanted.spec.method.name for one in unknown)}) if unknown else []
+    for spec in _settings(unknown):
+        here = [one for one in unknown if (one.wanted.spec.data, one.wanted.spec.partition) == (spec.data, spec.partition)]
+        for one in sorted(here, key=lambda one: one.wanted.spec.method.name != BASELINE):
+            if Clock(found).left(one) is None:
                 tell(f"Measuring a round of {one.wanted.spec.method.name} on {spec.data.label} ...")
-                new.append(_measure(one.wanted.spec, load_federation_data(spec, data_dir), how))
-    return new
+                found.append(_measure(one.wanted.spec, load_federation_data(spec, data_dir), how))
+    return [replace(one, seconds=Clock(found).left(one)) if one.seconds is None else one for one in runs]
 
 
-def _settings(specs: Sequence[RunSpec]) -> list[RunSpec]:
+def _settings(runs: Sequence[RunProgress]) -> list[RunSpec]:
     """One run of each data and partition."""
-    return list({(spec.data, spec.partition): spec for spec in specs}.values())
+    return list({(one.wanted.spec.data, one.wanted.spec.partition): one.wanted.spec for one in runs}.values())
 
 
-def _small(spec: RunSpec, setting: FederationData, runs: int) -> bool:
-    samples = sum(map(len, setting.partition.train)) * spec.train.local_epochs * spec.train.rounds * runs
-    with torch.device("meta"):
-        model = setting.model(spec)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return samples * parameters < SMALL_WORK and samples / spec.train.batch_size < SMALL_STEPS
+def _small(runs: Sequence[RunProgress], data_dir: Path, times: int) -> bool:
+    """Whether in every setting so many of these runs take seconds on any machine."""
+    for spec in _settings(runs):
+        setting = load_federation_data(spec, data_dir)
+        samples = sum(map(len, setting.partition.train)) * spec.train.local_epochs * spec.train.rounds * times
+        with torch.device("meta"):
+            model = setting.model(spec)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        if samples * parameters >= SMALL_WORK or samples / spec.train.batch_size >= SMALL_STEPS:
+            return False
+    return True
 
 
 def _measure(spec: RunSpec, setting: FederationData, how: Execution) -> Speed:

@@ -11,7 +11,7 @@ from pflbench import data
 from pflbench.errors import UserError
 from pflbench.report import labels
 from pflbench.report.declared import PLOTS, TABLES
-from pflbench.report.needs import FigureNeeds, Planned, TableNeeds, command
+from pflbench.report.needed import FigureNeeds, Planned, TableNeeds, command
 from pflbench.report.paper import Place
 from pflbench.report.papermap import Part, resolve
 from pflbench.report.tables.places import named
@@ -129,24 +129,18 @@ class Goal:
 
 
 def goals(
-    name: str,
-    scale: str = "full",
-    *,
-    methods: Iterable[str] = (),
-    datasets: Iterable[str] = (),
-    partitions: Iterable[str] = (),
+    name: str, scale: str = "full", *, methods: Sequence[str] = (), datasets: Sequence[str] = (), partitions: Sequence[str] = ()
 ) -> tuple[Goal, ...]:
     """The goals of a name (see `papermap.resolve`), with the cells that pass the filters: methods and datasets by name or title.
     Tables without such a cell are left out.
 
     A dataset may be replaced by other data: "cifar10=folder:PATH". Raises UserError for unknown names, and if no cell passes.
     """
-    filters = tuple(methods), tuple(datasets), tuple(partitions)
     found: list[Goal] = []
     refused: list[UserError] = []
     for part in resolve(name):
         try:
-            found.append(_goal(part, SCALES[scale], *filters))
+            found.append(_goal(part, SCALES[scale], methods, datasets, partitions))
         except UserError as error:
             refused.append(error)
     if not found:
@@ -154,7 +148,7 @@ def goals(
     return tuple(found)
 
 
-def _goal(part: Part, scale: Scale, methods: tuple[str, ...], datasets: tuple[str, ...], partitions: tuple[str, ...]) -> Goal:
+def _goal(part: Part, scale: Scale, methods: Sequence[str], datasets: Sequence[str], partitions: Sequence[str]) -> Goal:
     name = part.name
     table: TableNeeds | None = TABLES[name].needs if part.kind != "plot" and name in TABLES else None
     figure: FigureNeeds | None = PLOTS[name].needs if part.kind != "table" and name in PLOTS else None
@@ -226,5 +220,5 @@ def _part(table: TableNeeds, cells: Sequence[Planned]) -> TableNeeds | None:
     """The table with only the lines and places of these cells; None if there are none."""
     methods, places = {cell.line.method for cell in cells}, {cell.place for cell in cells}
     lines = tuple(line for line in table.lines if line.method in methods)
-    here = tuple(place for place in table.places if place in places)
-    return replace(table, lines=lines, places=here) if lines and here else None
+    part = replace(table, lines=lines, places=tuple(p for p in table.places if p in places or p in table.beside))
+    return part if lines and part.own_places else None

@@ -67,10 +67,10 @@ class Clock:
     """Seconds per round by method and setting: medians over the stored runs."""
 
     def __init__(self, measured: Sequence[Speed]) -> None:
-        taken: dict[str, dict[_Where, list[float]]] = defaultdict(lambda: defaultdict(list))
+        taken: dict[tuple[str, _Where], list[float]] = defaultdict(list)
         for one in measured:
-            taken[one.method][one.dataset, one.model, one.clients, one.epochs].append(one.seconds)
-        self._seconds = {name: {at: median(values) for at, values in own.items()} for name, own in taken.items()}
+            taken[one.method, (one.dataset, one.model, one.clients, one.epochs)].append(one.seconds)
+        self._seconds = {where: median(values) for where, values in taken.items()}
 
     def left(self, run: RunProgress) -> float | None:
         """The seconds of a run's remaining rounds; None if unknown."""
@@ -78,25 +78,23 @@ class Clock:
             return 0.0
         spec = run.wanted.spec
         at = (spec.data.label, spec.model, int(spec.train.join_ratio * spec.partition.clients), spec.train.local_epochs)
-        own, baseline = (self._seconds.get(name, {}).get(at) for name in (spec.method.name, BASELINE))
-        ratio = self._ratio(spec.method.name)
-        if own is None and baseline is not None and ratio is not None:
+        own, baseline = (self._seconds.get((name, at)) for name in (spec.method.name, BASELINE))
+        if own is None and baseline is not None and (ratio := self._ratio(spec.method.name)) is not None:
             own = ratio * baseline
         return None if own is None else own * run.rounds_left
 
     def _ratio(self, method: str) -> float | None:
         """Time of a method's round relative to FedAvg's: measured in other settings, else from the paper's Table 3."""
-        baseline, paper = self._seconds.get(BASELINE, {}), seconds_per_iteration()
-        ratios = [seconds / baseline[at] for at, seconds in self._seconds.get(method, {}).items() if baseline.get(at)]
+        own = {at: seconds for (name, at), seconds in self._seconds.items() if name == method}
+        ratios = [seconds / baseline for at, seconds in own.items() if (baseline := self._seconds.get((BASELINE, at)))]
         if ratios:
             return median(ratios)
+        paper = seconds_per_iteration()
         return paper[method] / paper[BASELINE] if method in paper else None
 
 
-def progress_of(engine: Engine | None, wanted: Sequence[Wanted]) -> list[RunProgress]:
-    """The progress of each run, in the same order. engine: None if there is no database yet."""
-    if engine is None:
-        return [replace(one, seconds=Clock([]).left(one)) for one in (RunProgress(need, "missing") for need in wanted)]
+def progress_of(engine: Engine, wanted: Sequence[Wanted]) -> list[RunProgress]:
+    """The progress of each run, in the same order."""
     found = attempts(engine, [one.spec.key for one in wanted])
     runs = [attempt.id for same in found.values() for attempt in same]
     names = {one.array for one in wanted if one.array is not None}
@@ -191,8 +189,8 @@ class Outlook:
         }
 
 
-def look(goal: Goal, wanted: Sequence[Wanted], engine: Engine | None, data_dir: Path, progress: data.Progress | None) -> Outlook:
-    """The outlook of a goal. engine: None if there is no database yet. Only the data of unfinished runs are read."""
+def look(goal: Goal, wanted: Sequence[Wanted], engine: Engine, data_dir: Path, progress: data.Progress | None) -> Outlook:
+    """The outlook of a goal. Only the data of unfinished runs are read."""
     each = progress_of(engine, wanted)
     needed = goal.planned(data_dir) if goal.untrained else [one.wanted for one in each if one.rounds_left]
     return Outlook(goal, tuple(each), lacking([one.spec for one in needed], data_dir, progress))
@@ -209,7 +207,7 @@ def lacking(specs: Sequence[RunSpec], data_dir: Path, progress: data.Progress | 
     return found
 
 
-def overview(engine: Engine | None, scale: str, data_dir: Path) -> list[dict[str, Any]]:
+def overview(engine: Engine, scale: str, data_dir: Path) -> list[dict[str, Any]]:
     """The progress of every table and figure of the papers, as JSON types. No data are read."""
     parts = [goals(one.command_name, scale) for one in EXHIBITS]
     wanted = [{(run.spec.key, run.array): run for part in of for run in part.wanted(data_dir)} for of in parts]

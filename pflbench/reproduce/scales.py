@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pflbench.models import MODELS
-from pflbench.report.needs import MethodLine, Planned, TableNeeds
+from pflbench.report.needed import MethodLine, Planned, TableNeeds
 from pflbench.report.paper import Place
 
 # One more than the fewest epochs after which ALA's initial stage can end.
@@ -18,6 +18,8 @@ CUT: dict[str, dict[str, Any]] = {
     "pfedme": {"K": 2},
     "fedala": _ALA,
 }
+
+DIGITS = 10.0  # classes of the embedded dataset
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,13 @@ class Scale:
         if not self.embedded:
             return replace(place, rounds=rounds)
         kind, parameter = place.partition
+        if kind == "pathological":
+            parameter = min(parameter, DIGITS)
         # 5 instead of 20 clients: with 2 of 10 classes each, they hold all classes. A group needs two clients.
         clients = max(min(20, place.clients // 4), 2 * int(parameter) if kind == "groups" else 1)
-        return Place("digits", "mlp", place.partition, clients, 1.0 if place.join_ratio == 1 else 0.5, rounds, place.local_epochs)
+        return Place(
+            "digits", "mlp", (kind, parameter), clients, 1.0 if place.join_ratio == 1 else 0.5, rounds, place.local_epochs
+        )
 
     def allows(self, line: MethodLine) -> bool:
         """Whether the model of this scale has the `p` blocks that this line adapts."""
@@ -65,10 +71,10 @@ class Scale:
         """The table with the settings and lines of this scale."""
         if not self.embedded:
             return table
-        places = tuple(dict.fromkeys(self.place(place) for place in table.places))
+        places = tuple(dict.fromkeys(map(self.place, table.own_places)))
         lines = tuple(line for line in table.lines if self.allows(line))
         # The papers' numbers of weights are those of their own models.
-        return replace(table, lines=lines, places=places, extra=None if table.extra == "weights" else table.extra)
+        return replace(table, lines=lines, places=places, beside=(), extra=None if table.extra == "weights" else table.extra)
 
 
 def proportion(number: int, factor: float) -> int:

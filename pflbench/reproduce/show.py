@@ -14,8 +14,7 @@ from pflbench import data
 from pflbench.errors import NothingYet, UserError
 from pflbench.report import labels, style
 from pflbench.report.declared import PLOTS, TABLES
-from pflbench.report.figures import distribution
-from pflbench.report.figures.trajectory import numbers as trajectory
+from pflbench.report.figures import distribution, trajectory
 from pflbench.report.selection import Filters
 from pflbench.report.tables.grid import Grid
 from pflbench.reproduce.goal import Goal
@@ -41,17 +40,17 @@ def grid(goal: Goal, engine: Engine, runs: frozenset[int]) -> Grid:
 
 
 def drawing(
-    goal: Goal, engine: Engine | None, runs: frozenset[int], data_dir: Path, device: str, progress: data.Progress | None
+    goal: Goal, engine: Engine, runs: frozenset[int], data_dir: Path, device: str, progress: data.Progress | None
 ) -> style.Drawing:
     """The figure of these runs, with all of their datasets; or of data alone. Raises UserError where there is nothing to draw."""
-    if engine is None or goal.untrained:
+    if goal.untrained:
         made = data_drawing(goal, data_dir, progress)
     else:
         _compute_surface(goal, engine, runs, data_dir, device)
         own = Filters(only=runs)
         # Datasets that are named are all drawn, as long as they fit on a page.
         filters = replace(own, datasets=distinct(engine, own.among(engine), "dataset"))
-        made = PLOTS[goal.name].build(engine, filters, **goal.figure_options)
+        made = PLOTS[goal.name].load()(engine, filters, **goal.figure_options)
     return replace(made, notes=(goal.note, *made.notes))
 
 

@@ -37,11 +37,15 @@ from pflbench.engine.requests import (
     Evaluated,
     ExtractFeatures,
     HeadOnFeatures,
+    Objective,
     Scan,
     Scanned,
     Sgd,
     Shared,
+    SumByClass,
     Trained,
+    function_key,
+    output,
     unwrap,
 )
 from pflbench.engine.samples import Samples
@@ -102,7 +106,7 @@ class Costs:
         self.flat = flat
         self.module: nn.Module = copy.deepcopy(flat.module).to("meta").train()
         self.x = x.to("meta")
-        self._gradients: dict[tuple[int, int], float] = {}
+        self._gradients: dict[Any, tuple[float, float]] = {}
 
     @cached_property
     def head_input(self) -> tuple[Tensor, float]:
@@ -112,26 +116,56 @@ class Costs:
             out: Tensor = below(self.x)
         return out, counted.get_total_flops() / len(self.x)
 
-    def gradient(self, columns: slice) -> float:
-        """Forward, and backward for the parameters in `columns`: nothing is differentiated below the first of them."""
+    def gradient(self, columns: slice, objective: Objective | None = None, references: int = 0) -> tuple[float, float]:
+        """Forward, and backward for the parameters in `columns`: nothing is differentiated below the first of them.
+
+        Returns what a batch costs whatever its size, and what each of its samples costs. references: models of the objective,
+        whose own passes are not counted.
+        """
         start, stop, _ = columns.indices(self.flat.size)
-        if (start, stop) not in self._gradients:
-            inside = {entry.name for entry in self.flat.within(columns)}
-            for name, parameter in self.module.named_parameters():
-                parameter.requires_grad_(name in inside)
-            trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-            labels = torch.zeros(len(self.x), dtype=torch.int64, device="meta")
-            with torch.enable_grad(), FlopCounterMode(display=False) as counted:
-                torch.autograd.grad(F.cross_entropy(self.module(self.x), labels), trained)
-            self._gradients[start, stop] = counted.get_total_flops() / len(self.x)
-        return self._gradients[start, stop]
+        key = start, stop, function_key(objective), references
+        if key not in self._gradients:
+            one, two = (self._of_batch(x, columns, objective, references) for x in (self.x, torch.cat([self.x, self.x])))
+            sample = (two - one) / len(self.x)
+            self._gradients[key] = one - sample * len(self.x), sample
+        return self._gradients[key]
+
+    def _of_batch(self, x: Tensor, columns: slice, objective: Objective | None, references: int) -> int:
+        inside = {entry.name for entry in self.flat.within(columns)}
+        for name, parameter in self.module.named_parameters():
+            parameter.requires_grad_(name in inside)
+        trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        labels = torch.zeros(len(x), dtype=torch.int64, device="meta")
+        with torch.no_grad():
+            compared = [output(self.module, x) for _ in range(references)]
+        with torch.enable_grad(), FlopCounterMode(display=False) as counted:
+            if objective is None:
+                loss = F.cross_entropy(self.module(x), labels)
+            else:
+                loss = objective(F.cross_entropy, labels, output(self.module, x), *compared)
+            torch.autograd.grad(loss, trained, allow_unused=True)
+        return int(counted.get_total_flops())
 
     def frozen(self, columns: slice) -> float:
-        """Of the forward pass through the submodules that lie below `columns`."""
+        """Of the forward pass through the submodules of the user's model that lie below `columns`."""
         start, _, _ = columns.indices(self.flat.size)
-        above = {entry.name.split(".")[0] for entry in self.flat.parameters if entry.stop > start}
-        whole = type(self.module).__name__
-        return sum(self.forward.get(f"{whole}.{name}", 0.0) for name, _ in self.module.named_children() if name not in above)
+        net: str | None = getattr(self.module, "user_model", None)
+        prefix = "" if net is None else f"{net}."
+        children = [f"{prefix}{name}" for name, _ in self.module.get_submodule(net or "").named_children()]
+        above = [entry.name for entry in self.flat.parameters if entry.stop > start]
+        below = [child for child in children if not any(name.startswith(f"{child}.") for name in above)]
+        return sum(self.forward.get(f"{type(self.module).__name__}.{child}", 0.0) for child in below)
+
+    @cached_property
+    def test(self) -> tuple[float, float]:
+        """Of the forward pass, of a batch and of each of its samples, as `gradient`."""
+        found = []
+        for x in (self.x, torch.cat([self.x, self.x])):
+            with torch.no_grad(), FlopCounterMode(display=False) as counted:
+                self.module(x)
+            found.append(counted.get_total_flops())
+        sample = (found[1] - found[0]) / len(self.x)
+        return found[0] - sample * len(self.x), sample
 
     @cached_property
     def forward(self) -> dict[str, float]:
@@ -169,7 +203,7 @@ class Counter(BaseExecutor):
         self._step(plan, columns)
         for batch in _batches(plan):
             self._visit(batch)
-            self._differentiate(batch, columns)
+            self._differentiate(batch, columns, request.objective, len(references))
             self.work.bytes += rows.itemsize * 2 * self._touched(batch, columns)
             self.work.flops += len(references) * len(batch) * self.costs.forward["Global"]
             self.work.bytes += len(references) * rows.itemsize * self._touched(batch, ALL)
@@ -201,7 +235,7 @@ class Counter(BaseExecutor):
             for part in set(taken):
                 self._visit(pieces[part])
             for part in taken:
-                self._differentiate(pieces[part], columns)
+                self._differentiate(pieces[part], columns, request.objective)
             self.work.bytes += 2 * sum(self._carried(value, batch, columns) for value in carry.values())
         return Scanned(dict(after), request.buffers.clone(), none, none)
 
@@ -218,15 +252,24 @@ class Counter(BaseExecutor):
         alone.sample_bytes, alone.tables = 0, ()
         return HeadOnFeatures(alone, plan.positions())
 
+    def _class_sums(self, request: SumByClass) -> Tensor:
+        plan, (features, flops) = request.plan, self.costs.head_input
+        self._read(plan.order, slice(0, self.flat.head.start), request.models.itemsize)
+        for order in plan.order:
+            self._visit(order)
+            self.work.flops += len(order) * (flops + 2 * request.classes * (features.shape[-1] + 1))
+        return request.models.new_zeros(len(plan), request.classes, features.shape[-1] + 1)
+
     def _evaluate(self, request: Evaluate) -> Evaluated:
         plan, model_of = request.plan, request.model_of
         of_model = [[plan.order[client] for client in np.flatnonzero(model_of == m)] for m in range(len(request.models))]
         self._read([np.concatenate(orders) for orders in of_model if orders], ALL, request.models.itemsize)
+        of_batch, of_sample = self.costs.test
         for order in plan.order:
             self._visit(order)
-            self.work.flops += len(order) * self.costs.forward["Global"]
+            self.work.flops += of_batch + len(order) * of_sample
         none = torch.zeros(len(plan), dtype=torch.float64, device=self.device)
-        return Evaluated(none.to(torch.int64), none)
+        return Evaluated(none.to(torch.int64), none, none[:, None][:, :0])
 
     def _step(self, plan: Plan, columns: slice, gradients: int = 1) -> None:
         """The way of the client with most steps."""
@@ -235,10 +278,11 @@ class Counter(BaseExecutor):
     def _visit(self, samples: np.ndarray) -> None:
         self.work.bytes += len(samples) * self.sample_bytes
 
-    def _differentiate(self, batch: np.ndarray, columns: slice) -> None:
+    def _differentiate(self, batch: np.ndarray, columns: slice, objective: Objective | None = None, references: int = 0) -> None:
         """Samples pass the layers below `columns` once in a phase: their features there do not change."""
         frozen = self.costs.frozen(columns)
-        self.work.flops += len(batch) * (self.costs.gradient(columns) - frozen)
+        of_batch, of_sample = self.costs.gradient(columns, objective, references)
+        self.work.flops += of_batch + len(batch) * (of_sample - frozen)
         if frozen:
             new = set(batch.tolist()) - self._through_frozen
             self._through_frozen |= new

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from torch import nn
 
-from pflbench import data
+from pflbench import data, methods
 from pflbench.data import Arrays
 from pflbench.errors import UserError
 from pflbench.models import build
-from pflbench.models.base import Backbone
 from pflbench.partition import Partition, make, pfllib
 from pflbench.partition.core import Indices, least_samples
 from pflbench.spec import DataSpec, Dirichlet, PartitionSpec, Pfllib, RunSpec
@@ -33,10 +33,14 @@ class FederationData:
     content: dict[str, str]
     central: Indices | None = None
 
-    def model(self, spec: RunSpec) -> Backbone:
-        """The specification's model, initialised from PyTorch's seed. Raises UserError if it does not fit the data."""
+    def model(self, spec: RunSpec) -> nn.Module:
+        """The specification's model, with the method's own parts, initialised from PyTorch's seed.
+
+        Raises UserError if it does not fit the data or the method.
+        """
         x, classes = self.arrays.x, self.arrays.classes
-        return build(spec.model, tuple(x.shape[1:]), len(classes), self.arrays.vocabulary, spec.own_model)
+        backbone = build(spec.model, tuple(x.shape[1:]), len(classes), self.arrays.vocabulary, spec.own_model)
+        return methods.make(spec.method).model(backbone)
 
     def cut(self, share: float, least: int) -> FederationData:
         """A share of every client's samples, at least `least` for training and for testing if it has them; for measurements."""
@@ -68,7 +72,7 @@ def _load(source: DataSpec, spec: PartitionSpec, data_root: Path, progress: data
         return FederationData(arrays, partition, _record(source, spec, arrays, partition, len(arrays.y)), content)
     arrays = data.load(source, data_root, progress)
     held = _train_size(source, arrays) if spec.central_test else len(arrays.y)
-    partition = make(spec, arrays.y[:held], len(arrays.classes))
+    partition = make(spec, arrays.y[:held], len(arrays.classes), None if arrays.owner is None else arrays.owner[:held])
     central = np.arange(held, len(arrays.y)) if spec.central_test else None
     content = data.record(source, data_root, arrays)
     return FederationData(arrays, partition, _record(source, spec, arrays, partition, held), content, central)
@@ -79,7 +83,7 @@ def _train_size(source: DataSpec, arrays: Arrays) -> int:
         known = [dataset.name for dataset in data.DATASETS.values() if dataset.test_part]
         raise UserError(
             f"{source.label} has no official test part that --central-test could set aside.",
-            f"These have one: {', '.join(known)}, and folder:PATH with a folder train and one folder test in it.",
+            f"These have one: {', '.join(known)}, leaf:PATH, and folder:PATH with a folder train and one folder test in it.",
         )
     return arrays.train_size
 
@@ -103,7 +107,8 @@ def remarks(spec: RunSpec, held: FederationData) -> list[str]:
         found.append(f"{where} leaves out {record.left_out:,} samples, which no client gets.")
     if isinstance(spec.partition, Dirichlet) and spec.partition.min_samples is None and smallest < usual:
         found.append(
-            f"{where}: the smallest client has {smallest} samples. No draw gave every client the usual {usual} (--min-samples)."
+            f"{where}: the smallest client has {smallest} sample{'s' * (smallest != 1)}. "
+            f"No draw gave every client the usual {usual} (--min-samples)."
         )
     if len(sizes) == 1:
         found.append(f"{where} has one client, so that nothing is federated.")

@@ -23,7 +23,6 @@ from pflbench.engine.flat import Flat
 from pflbench.engine.optimizers import WORKSPACE
 from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
-from pflbench.methods.base import Method
 from pflbench.run.checkpoint import tensors
 from pflbench.run.execution import Execution, find_device
 from pflbench.run.federation_data import FederationData
@@ -78,18 +77,17 @@ class Footprint(Needs):
         return f"{needs}, but {readable(self.free)} are free on {self.device}"
 
 
-def estimate(spec: RunSpec, method: Method, data: FederationData, *, captured: bool, unfolded: bool = False) -> Needs | None:
-    """The run's. None for a method of one's own whose `init` looks at values, and for such a model.
+def estimate(spec: RunSpec, data: FederationData, how: Execution, device: str) -> Needs | None:
+    """The run's on a device such as "cuda:0". None for a method of one's own whose `init` looks at values, and for such a model.
 
-    unfolded: convolutions may be (engine.batched.convolutions).
     Raises UserError where the method does not go with the model or the protocol.
     """
     fed, samples = _without_data(spec, data)
-    kept = _kept(spec, method, fed)
+    kept = _kept(spec, fed)
     if kept is None:
         return None
     try:
-        row, step = fed.dtype.itemsize * fed.flat.size, _step(fed, samples, unfolded)
+        row, step = fed.dtype.itemsize * fed.flat.size, _step(fed, samples, how.unfolds(device))
     except Exception:  # the model reads values, or makes tensors on a device of its own choice
         if spec.own_model is None:
             raise
@@ -97,7 +95,7 @@ def estimate(spec: RunSpec, method: Method, data: FederationData, *, captured: b
     optimizer = 0 if fed.optimizer is None else fed.optimizer.kept * row  # of a client
     workspace = 0 if fed.optimizer is None else WORKSPACE * row + optimizer
     # The optimizer's state may last for each model of a client that is trained.
-    lasting = 0 if spec.train.optimizer_state == "fresh" else len({"model", method.tested_model})
+    lasting = 0 if spec.train.optimizer_state == "fresh" else len({"model", methods.load(spec.method.name).tested_model})
     # Of this round and the last one, and of the tests of clients outside the cohort.
     states = 3 if spec.train.tests_outsiders else 2
     return Needs(
@@ -107,7 +105,7 @@ def estimate(spec: RunSpec, method: Method, data: FederationData, *, captured: b
         copies=2 * row + optimizer + workspace,
         activations=step - row,
         # A step in the graph's memory, with reordered weights of convolutions and all gradients at once.
-        programs=(COPIES + 2) * row + COPIES * optimizer + workspace + step if captured else 0,
+        programs=(COPIES + 2) * row + COPIES * optimizer + workspace + step if how.captures(device) else 0,
     )
 
 
@@ -119,7 +117,7 @@ def footprint(spec: RunSpec, data: FederationData, how: Execution) -> Footprint 
         device = None
     place = how.device if device is None else str(device)
     engine = how.engine_on(place)
-    each = estimate(spec, methods.make(spec.method), data, captured=how.captures(place), unfolded=how.unfolds(place))
+    each = estimate(spec, data, how, place)
     if each is None:
         return None
     fed, samples = _without_data(spec, data)
@@ -141,7 +139,7 @@ def footprint(spec: RunSpec, data: FederationData, how: Execution) -> Footprint 
 
 def require_possible(spec: RunSpec, data: FederationData) -> None:
     """Raises UserError if the method does not work with the model or the protocol."""
-    _kept(spec, methods.make(spec.method), _without_data(spec, data)[0])
+    _kept(spec, _without_data(spec, data)[0])
 
 
 def readable(size: float) -> str:
@@ -154,17 +152,18 @@ def _without_data(spec: RunSpec, data: FederationData) -> tuple[Federation, Samp
         module = data.model(spec)
     dtype, partition = getattr(torch, spec.train.floats), data.partition
     flat, samples = Flat(module), Samples(data.arrays.x, data.arrays.y, dtype, torch.device("meta"))
-    return Federation(flat, BatchedExecutor(flat, samples), spec.train, partition.train, partition.test, spec.seed), samples
+    executor, labels = BatchedExecutor(flat, samples), data.arrays.y
+    return Federation(flat, executor, spec.train, partition.train, partition.test, spec.seed, labels), samples
 
 
 def _batch(samples: Samples, size: int) -> tuple[Tensor, Tensor]:
     return samples.batch(torch.zeros(size, dtype=torch.int64, device="meta"))
 
 
-def _kept(spec: RunSpec, method: Method, fed: Federation) -> int | None:
+def _kept(spec: RunSpec, fed: Federation) -> int | None:
     """Bytes of the method's state."""
     try:
-        state = method.init(fed)
+        state = methods.make(spec.method).init(fed)
     except UserError as error:
         raise UserError(f"{spec.method.name} on {spec.data.label}, model {spec.model}: {error.message}", error.hint) from error
     except Exception:
@@ -173,7 +172,7 @@ def _kept(spec: RunSpec, method: Method, fed: Federation) -> int | None:
 
 
 def _step(fed: Federation, samples: Samples, unfolded: bool) -> int:
-    """Bytes of forward and backward of a client's batch, including the gradient."""
+    """Bytes of forward and backward of a client's batch, including the gradient. unfolded: convolutions may be."""
     largest, columns = max(map(len, fed.train_indices)), [0]
     module = fed.flat.module.to(fed.dtype).train()
     for layer in module.modules():
@@ -181,7 +180,7 @@ def _step(fed: Federation, samples: Samples, unfolded: bool) -> int:
             layer.register_forward_hook(lambda layer, _, out: columns.append(out[:, 0].nbytes * layer.weight[0].numel()))
     with Peak() as peak, torch.enable_grad():
         x, y = _batch(samples, max(2, min(fed.protocol.batch_size, largest)))
-        torch.autograd.grad(F.cross_entropy(module(x), y), list(module.parameters()))
+        torch.autograd.grad(F.cross_entropy(module(x), y), list(module.parameters()), allow_unused=True)
     # Columns and their gradient exist for one layer at a time.
     return int(peak.most) + 2 * max(columns)
 

@@ -5,7 +5,7 @@ Each keeps its own rows, checkpoints, key and status. They share the data, which
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -28,40 +28,8 @@ Told = Progress | Diverged | Occupied
 """Reported by a run of a pack. A run that diverges, or that another process trains, ends; the others continue."""
 
 
-def packs(
-    specs: Sequence[RunSpec],
-    store: sqlalchemy.Engine,
-    how: Execution,
-    *,
-    force: bool = False,
-    also_alike: Callable[[RunSpec], Hashable] = lambda spec: None,
-) -> Iterator[list[RunSpec]]:
-    """Groups specifications that differ only in the seed, up to `how.pack` together; without packing, one by one in their order.
-
-    force: also those that have ended. also_alike: gives what else must be equal in a pack.
-    """
-    if how.pack == 1:
-        yield from ([spec] for spec in specs)
-        return
-    alike: dict[Hashable, list[RunSpec]] = {}
-    for spec in specs:
-        alike.setdefault((spec.model_copy(update={"seed": 0}).key, also_alike(spec)), []).append(spec)
-    for group in alike.values():
-        ahead = [spec for spec in group if force or not _over(spec, store)]
-        yield from ([spec] for spec in group if spec not in ahead)
-        while ahead:
-            size = -(-len(ahead) // -(-len(ahead) // how.pack))  # so that packs are about equally large
-            yield ahead[:size]
-            ahead = ahead[size:]
-
-
 def execute_pack(
-    specs: Sequence[RunSpec],
-    store: sqlalchemy.Engine,
-    data_root: Path,
-    how: Execution = Execution(),
-    *,
-    force: bool = False,
+    specs: Sequence[RunSpec], store: sqlalchemy.Engine, data_root: Path, how: Execution = Execution(), *, force: bool = False
 ) -> Generator[tuple[int, Told], None, None]:
     """As `execute`, for runs that differ only in the seed: yields the index of a run with its report.
 
@@ -99,8 +67,3 @@ def _to_the_end(run: Generator[Progress, None, None]) -> Generator[Told, None, N
             yield from run
     except (Diverged, Occupied) as error:
         yield type(error)(error.message, error.hint)  # without the traceback, which keeps the run's tensors
-
-
-def _over(spec: RunSpec, store: sqlalchemy.Engine) -> bool:
-    found = patiently(lambda: runs.newest(store, spec.key))
-    return found is not None and found.status in ("finished", "diverged")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -54,9 +55,10 @@ class Folder:
         return path.open("rb") if path.exists() else None
 
     def remove(self, name: str) -> None:
-        """Also removes partial files."""
-        for left in (self._path / name, *self._path.glob(f".{name}.*.partial")):
-            left.unlink(missing_ok=True)
+        """Also removes what a killed process was writing."""
+        (self._path / name).unlink(missing_ok=True)
+        for left in self._path.glob(f".{name}.*.partial"):
+            shutil.rmtree(left)
 
 
 class Remote:

@@ -18,19 +18,10 @@ from pydantic import ValidationError
 from pflbench import data, methods, models
 from pflbench.errors import UserError, unknown, why
 from pflbench.methods.cards import SUFFIX
+from pflbench.partition.natural import LEAST
 from pflbench.partition.pfllib import describe, sample_shape
 from pflbench.run.canonical import canonical
-from pflbench.spec import (
-    IID,
-    DataSpec,
-    Dirichlet,
-    Groups,
-    MethodSpec,
-    PartitionSpec,
-    Pathological,
-    RunSpec,
-    TrainSpec,
-)
+from pflbench.spec import IID, DataSpec, Dirichlet, Groups, MethodSpec, Natural, PartitionSpec, Pathological, RunSpec, TrainSpec
 
 S = TypeVar("S")
 Parsed = dict[str, Any]
@@ -45,6 +36,7 @@ _CLASSES: dict[str, Any] = {
     "dirichlet": Dirichlet,
     "iid": IID,
     "groups": Groups,
+    "natural": Natural,
 }
 _OPTION_OF = {"seed": "partition_seed", "shares": "iid_shares"}  # fields whose options have other names
 SCHEMES: dict[str, dict[str, str]] = {
@@ -128,17 +120,17 @@ def plan(wanted: RunOptions, parsed: Parsed | None = None) -> list[RunSpec]:
 
 
 def partition_options(label: str) -> dict[str, Any]:
-    """The fields of RunOptions for a partition's label: "Dir(0.1)", "Pathological(2)", "Groups(5)", "IID".
+    """The fields of RunOptions for a partition's label: "Dir(0.1)", "Pathological(2)", "Groups(5)", "IID", "Natural".
 
     Raises UserError for another label.
     """
-    if label.casefold() == "iid":
-        return {"partition": "iid"}
+    if label.casefold() in ("iid", "natural"):
+        return {"partition": label.casefold()}
     for title, (scheme, option, read) in _LABELLED.items():
         if match := re.fullmatch(rf"{title}\((\d+(?:\.\d+)?)\)", label, re.IGNORECASE):
             with suppress(ValueError):
                 return {"partition": scheme, option: read(match[1])}
-    raise UserError(f"Unknown partition '{label}'.", "Write Dir(0.1), Pathological(2), Groups(5) or IID.")
+    raise UserError(f"Unknown partition '{label}'.", "Write Dir(0.1), Pathological(2), Groups(5), IID or Natural.")
 
 
 def warnings(specs: Sequence[RunSpec]) -> list[str]:
@@ -178,8 +170,7 @@ def preset_notes(wanted: RunOptions) -> list[str]:
 def _names(wanted: RunOptions) -> tuple[str, ...]:
     if wanted.preset is not None and wanted.preset not in methods.PRESETS:
         raise unknown("preset", wanted.preset, methods.PRESETS)
-    names = [methods.in_any_case(name) for name in wanted.methods]
-    names = [name if name.endswith(SUFFIX) or not wanted.ala else f"{name}{SUFFIX}" for name in names]
+    names = [method_name(name, wanted.ala) for name in wanted.methods]
     for name in names:
         methods.load(name)
     return tuple(dict.fromkeys(names))
@@ -233,6 +224,9 @@ def _partition(wanted: RunOptions, scheme: str, dataset: DataSpec) -> PartitionS
         "pathological": {"classes_per_client": defaults.classes_per_client},
     }
     given = _given(wanted, SCHEMES[scheme])
+    if scheme == "natural" and "clients" not in given:
+        found = data.owners(dataset, wanted.data_dir, wanted.min_samples or LEAST, bool(wanted.central_test))
+        own["natural"] = {"clients": max(1, found)}  # where none has enough, the partition says so
     if "group_sizes" in given:
         given["group_sizes"] = given["group_sizes"].split(",")
     made: PartitionSpec = _make(_CLASSES[scheme], {"clients": defaults.clients, **own.get(scheme, {}), **given}, SCHEMES[scheme])
@@ -275,6 +269,12 @@ def _known_name(folder: str) -> str:
 def _given(wanted: RunOptions, options: Mapping[str, str]) -> dict[str, Any]:
     """The given options, under the names of the specification's fields."""
     return {field: value for option, field in options.items() if (value := getattr(wanted, option)) is not None}
+
+
+def method_name(text: str, ala: bool) -> str:
+    """The method's name, with +ala if ALA is plugged into it."""
+    name = methods.in_any_case(text)
+    return f"{name}{SUFFIX}" if ala and not name.endswith(SUFFIX) else name
 
 
 def setting(text: str) -> tuple[str, str, str]:
@@ -323,16 +323,12 @@ def _make(kind: Callable[..., S], values: dict[str, Any], options: Mapping[str, 
     try:
         return kind(**values)
     except ValidationError as error:
-        raise _refused(error, option_of) from None
-
-
-def _refused(error: ValidationError, option_of: Mapping[str, str]) -> UserError:
-    details = error.errors()
+        details = error.errors()
     if not details[0]["loc"]:
-        return UserError(f"{why(details[:1]).capitalize()}.")
+        raise UserError(f"{why(details[:1]).capitalize()}.")
     field = details[0]["loc"][0]
     reason = why(detail for detail in details if detail["loc"][:1] == (field,))
-    return UserError(f"{_flag(option_of.get(str(field), str(field)))} {details[0]['input']} is not possible: {reason}.")
+    raise UserError(f"{_flag(option_of.get(str(field), str(field)))} {details[0]['input']} is not possible: {reason}.")
 
 
 def _flag(option: str) -> str:

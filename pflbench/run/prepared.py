@@ -45,15 +45,11 @@ class Prepared:
             torch.manual_seed(rng.torch_seed(self.spec.seed, "model"))
             return Flat(self.data.model(self.spec))
 
-    def federation(self) -> Federation:
-        """The federation on an executor of its own."""
-        flat = self.initial_model()
-        return self.clients(flat, self.executor(flat))
-
-    def clients(self, flat: Flat, executor: Executor) -> Federation:
-        """The federation on an executor. Closes it and raises UserError if no client can train."""
-        train, partition = self.spec.train, self.data.partition
-        fed = Federation(flat, executor, train, partition.train, partition.test, self.spec.seed)
+    def federation(self, executor: Executor | None = None) -> Federation:
+        """The federation on an executor, by default one of its own. Closes it and raises UserError if no client can train."""
+        flat, train, partition = self.initial_model(), self.spec.train, self.data.partition
+        executor = executor or self.executor(flat)
+        fed = Federation(flat, executor, train, partition.train, partition.test, self.spec.seed, self.data.arrays.y)
         if not fed.batches(fed.all_trainable(), 1).steps().any():
             executor.close()
             raise UserError(
@@ -99,7 +95,7 @@ class Prepared:
         room = memory.room(self.device, fixed=how.deterministic)
         if room is None:
             return None
-        needed = estimate(self.spec, self.method, self.data, captured=how.captures(where), unfolded=how.unfolds(where))
+        needed = estimate(self.spec, self.data, how, where)
         return None if needed is None else needed.fitting(room, runs)
 
     def _require_together(self, flat: Flat, samples: Samples) -> None:

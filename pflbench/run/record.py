@@ -18,10 +18,8 @@ from pflbench.engine.memory import Shortage
 from pflbench.errors import Diverged
 from pflbench.run import gpu_check
 from pflbench.run.execution import Execution
-from pflbench.run.federation_data import FederationData
-from pflbench.run.round import EVALUATION, RECEPTION, UPDATE, CommunicationRound
-from pflbench.run.testing import HEADLINE
-from pflbench.spec import RunSpec
+from pflbench.run.prepared import Prepared
+from pflbench.run.round import EVALUATION, HEADLINE, RECEPTION, UPDATE, CommunicationRound
 from pflbench.store import partitions, write
 from pflbench.store.database import reading
 from pflbench.store.failures import patiently
@@ -41,53 +39,49 @@ TRAFFIC = "traffic"  # artifact [N, 4] of every round: what each client sent and
 class RunRecord:
     """The record of one run. Some of it is known only during training: notes, shortages of memory, uncaptured steps."""
 
-    def __init__(self, store: sqlalchemy.Engine, row: Run, fed: Federation, hold: RequireOwned) -> None:
+    def __init__(self, store: sqlalchemy.Engine, row: Run, run: Prepared, fed: Federation, hold: RequireOwned) -> None:
+        """Marks the run as running and stores environment and execution. Notes of earlier rounds stay."""
+        spec, how, before, started_at = run.spec, run.how, row.environment, now()
         self.run_id = row.id
         self.rounds_stored = patiently(lambda: write.whole_rounds(store, row.id))
-        self._store, self._fed = store, fed
-        self._started_at = now()
-        self._writer = RunWriter(store, row, self._started_at, hold)
-        self._before = self._environment = row.environment
-        self._whole = False
-        self._notes: dict[str, str] = dict(row.environment.get("notes", {}))
-        self._shortages: list[dict[str, Any]] = row.environment.get("chunk", {}).get("out_of_memory", [])  # with their rounds
-        self._told = set(messages(row.environment))
-
-    def begin(self, spec: RunSpec, data: FederationData, how: Execution) -> None:
-        """Marks the run as running and stores environment and execution. Notes of earlier rounds stay."""
-        fed, self._whole = self._fed, how.record_host
-        always = self.rounds_stored == 0 or self._before.get("deterministic", False)
+        self._store, self._fed, self._whole = store, fed, how.record_host
+        self._writer = RunWriter(store, row, started_at, hold)
+        self._notes: dict[str, str] = dict(before.get("notes", {}))
+        self._shortages: list[dict[str, Any]] = before.get("chunk", {}).get("out_of_memory", [])  # with their rounds
+        self._told = set(messages(before))
+        always = self.rounds_stored == 0 or before.get("deterministic", False)
         known = {
             "scale": how.scale,
             "plugin": methods.record(spec.method.name),
             "model": models.record(spec.model, spec.own_model),
             "notes": self._notes,
-            "forced": self._before.get("forced"),
+            "forced": before.get("forced"),
             "gpu_check": gpu_check.in_short(fed.device),
             "deterministic": how.deterministic and always,
         }
-        environment_now = {
-            **environment.describe(self._whole),
-            "command": how.command,
-            "torch_threads": torch.get_num_threads(),
-            "data": data.content,
-            **{name: value for name, value in known.items() if value},
-            **devices.software(fed.device),
-            **self._executed(),
-        }
-        self._environment = self._private(environment_now)
+        self._environment = self._private(
+            {
+                **environment.describe(self._whole),
+                "command": how.command,
+                "torch_threads": torch.get_num_threads(),
+                "data": run.data.content,
+                **{name: value for name, value in known.items() if value},
+                **devices.software(fed.device),
+                **self._executed(),
+            }
+        )
         columns = {
             "status": "running",
             "message": None,
-            "started_at": self._started_at,
+            "started_at": started_at,
             "finished_at": None,
-            "partition_id": patiently(lambda: partitions.save(self._store, data.record)),
-            "parameters": fed.flat.size,
+            "partition_id": patiently(lambda: partitions.save(store, run.data.record)),
+            "parameters": fed.flat.model_size,
             "engine": fed.executor.name,
             "device": devices.name(fed.device),
             "environment": self._environment,
         }
-        patiently(lambda: self._writer.begin(**columns))
+        patiently(lambda: self._writer.change(**columns))
 
     def has(self, t: int, measured: Mapping[str, float | None]) -> bool:
         """Whether all rounds up to t are stored, and t with these numbers."""
@@ -103,7 +97,8 @@ class RunRecord:
         patiently(lambda: self._writer.rewind(last_round))
         self.rounds_stored = last_round + 1
         self._shortages = [one for one in self._shortages if one.get("round", 0) <= last_round]
-        self._fed.executor.remember([Shortage(one["work"], one["clients"], one["then"]) for one in self._shortages])
+        if self._fed.executor.chunks is not None:
+            self._fed.executor.chunks.remember([Shortage(one["work"], one["clients"], one["then"]) for one in self._shortages])
 
     def note(self, notes: Mapping[str, str]) -> None:
         """Adds a round's notes, by name; the first note of a name stays."""

@@ -25,12 +25,7 @@ from pflbench.store import paths, runs
 
 
 def losses(
-    store: sqlalchemy.Engine,
-    run: int,
-    client: int,
-    models: Iterable[NDArray[np.float64]],
-    data_root: Path,
-    device: str = "auto",
+    store: sqlalchemy.Engine, run: int, client: int, models: Iterable[NDArray[np.float64]], data_root: Path, device: str = "auto"
 ) -> NDArray[np.float64]:
     """Mean losses [g] of models on all training data of a run's client. models: parts [., P] of them.
 

@@ -22,13 +22,13 @@ from pflbench.run.arithmetic import exact_arithmetic, memory_errors
 from pflbench.run.checkpoint import Checkpoints, Snapshot, owner
 from pflbench.run.execution import Execution, find_device
 from pflbench.run.federation_data import FederationData, load_federation_data
+from pflbench.run.measures import measure
 from pflbench.run.places import name_of, place_of
 from pflbench.run.prepared import Prepared, prepare
 from pflbench.run.record import RunRecord, as_begun
-from pflbench.run.round import RECEPTION, CommunicationRound
-from pflbench.run.testing import require_global_model
+from pflbench.run.round import RECEPTION, CommunicationRound, require_global_model
 from pflbench.spec import RunSpec
-from pflbench.store import locks, runs, write
+from pflbench.store import locks, measures, runs, write
 from pflbench.store.failures import patiently
 from pflbench.store.runs import Run
 from pflbench.store.write import RoundRecord
@@ -91,15 +91,14 @@ def execute_on(
         data = load_federation_data(spec, data_root)
         _require_test_samples(spec, data)
         run = prepare(spec, data, device, as_begun(how, found, device))
-        fed = run.federation() if own is None else run.clients(run.initial_model(), own)
+        fed = run.federation(own)
         try:
             if data.central is not None:
                 require_global_model(spec.method.name, run.method, fed)
             row = found or _created(run, store, fed, {"forced": _kept(how)} if force else {})
             name = name_of(row, store.url, how.checkpoints)
             checkpoints = Checkpoints(place, name, owner(row), how.checkpoint_every)
-            account = RunRecord(store, row, fed, hold)
-            account.begin(spec, data, how)
+            account = RunRecord(store, row, run, fed, hold)
             if fed.device.type != "cpu":  # on a CPU the peak includes the data
                 memory.release(fed.device)
                 devices.reset_peak(fed.device)
@@ -176,6 +175,8 @@ class _Loop:
         results = record.tested(following, *following.evaluate(before, self.state, self.central)) if evaluated else {}
         # Arrays of the reception of round t + 1 belong to this E1.
         artifacts = {**seen, **following.reception.ledger.artifacts}
+        if evaluated and self._measured(t):
+            artifacts[measures.NAME] = measure(self.method, following.reception, before, self.state, following.S)
         self.account.keep(RoundRecord(round=t, **cost, **results, artifacts=artifacts))
         if "accuracy" in results:
             self.best = max(results["accuracy"], self.best or 0.0)
@@ -204,6 +205,11 @@ class _Loop:
         """Whether large arrays are kept with row t."""
         return self.how.save_artifacts_every > 0 and t % self.how.save_artifacts_every == 0
 
+    def _measured(self, t: int) -> bool:
+        """Whether the measures beside accuracy are computed in row t."""
+        every = self.how.metrics_every
+        return every > 0 and (t % every == 0 or t == self.train.rounds)
+
     def _progress(self, kind: Any, t: int, accuracy: float | None = None, seconds: float = 0.0) -> Progress:
         return Progress(self.account.run_id, kind, t, self.train.rounds, accuracy, self.best, seconds, self.account.news())
 
@@ -215,7 +221,8 @@ def goes_on(found: Run | None, spec: RunSpec, how: Execution, force: bool) -> Ru
     """
     if found is None or not force:
         return found
-    own = not found.ended and found.environment.get("forced") == _kept(how) and not _has_changed(found, spec)
+    kept = {"metrics_every": 0, **found.environment.get("forced", {})}  # records of older versions do not have it
+    own = not found.ended and kept == _kept(how) and not _has_changed(found, spec)
     return found if own else None
 
 
@@ -223,6 +230,7 @@ def _kept(how: Execution) -> dict[str, Any]:
     """The options for arrays to keep, as JSON types."""
     return {
         "save_artifacts_every": how.save_artifacts_every,
+        "metrics_every": how.metrics_every,
         "follow": None if how.follow is None else list(vars(how.follow).values()),
     }
 

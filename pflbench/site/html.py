@@ -17,7 +17,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from pflbench.plain import in_json, printable, private
-from pflbench.site.page import Page
+from pflbench.report.papermap import DRAWINGS, sources
+from pflbench.site.page import MOST, Page
+from pflbench.site.tables import sort_value
 from pflbench.store.exchange.points import flat
 
 _COMMAND = re.compile(r"`([^`]+)`|(?<=: )(pflbench .+)$")
@@ -25,17 +27,14 @@ _COMMAND = re.compile(r"`([^`]+)`|(?<=: )(pflbench .+)$")
 
 def document(page: Page, run_pages: Iterable[tuple[int, dict[str, Any]]] = ()) -> str:
     """The whole file. run_pages: number and content of the pages of single runs; a live page requests them from the server."""
-    return printable(
-        _environment()
-        .get_template("page.html.j2")
-        .render(
-            page=page,
-            run_pages=run_pages,
-            style=Markup(_asset("style.css")),
-            script=Markup(_asset("app.js")),
-            plotly=Markup(_packed_plotly()),
-            policy=policy(live=page.live),
-        )
+    return _rendered(
+        "page.html.j2",
+        page=page,
+        run_pages=run_pages,
+        style=Markup(_asset("style.css")),
+        script=Markup(_asset("app.js")),
+        plotly=Markup(_packed_plotly()),
+        policy=policy(live=page.live),
     )
 
 
@@ -58,12 +57,16 @@ def policy(*, live: bool) -> str:
 
 def content(page: Page) -> str:
     """The part of the page that changes with the database."""
-    return printable(_environment().get_template("content.html.j2").render(page=page))
+    return _rendered("content.html.j2", page=page)
 
 
 def run_page(content: dict[str, Any], pages: Collection[int]) -> str:
     """The page of one run. content: of `runs.page`; pages: the runs that have a page."""
-    return printable(_environment().get_template("run.html.j2").render(run=content, pages=pages))
+    return _rendered("run.html.j2", run=content, pages=pages)
+
+
+def _rendered(template: str, **values: Any) -> str:
+    return printable(_environment().get_template(template).render(**values))
 
 
 def to_json(value: Any) -> str:
@@ -98,6 +101,8 @@ def _environment() -> Environment:
         loader=PackageLoader("pflbench.site"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"flat": flat, "script_json": _script_json, "code": _code, "ranges": ranges, "private": private}
+    environment.filters["sort_value"] = sort_value
+    environment.globals |= {"sources": sources, "drawings": DRAWINGS, "most_pages": MOST}
     return environment
 
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.report.papermap import DRAWINGS
+from pflbench.report import figures
+from pflbench.report.declared import PLOTS, TABLES, Kind, Report
+from pflbench.report.papermap import EXHIBITS, Exhibit, Part
 from pflbench.report.selection import Filters, statuses
-from pflbench.site import figures, papermap, runs, tables
-from pflbench.site.figures import FigureGroup
-from pflbench.site.papermap import Missing
+from pflbench.report.web import Interactive, reraise_database_error
+from pflbench.site import runs, tables
 from pflbench.site.runs import RunLine
 from pflbench.site.tables import Leaders, TableView, leaders
-from pflbench.store.runs import Result, distinct
+from pflbench.store.runs import distinct
+
+T = TypeVar("T")
 
 PAGES = ("all", "shown", "none")
 MOST = 200  # runs up to which all runs have pages by default, and all settings figures
@@ -35,6 +39,32 @@ class Made:
 
 
 @dataclass(frozen=True)
+class FigureGroup:
+    """The figures of one name, one per setting or run. cut: not all settings or runs are drawn."""
+
+    name: str
+    title: str
+    figures: tuple[Interactive, ...]
+    cut: bool
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A table or figure for which the database lacks runs: why, and what to do."""
+
+    kind: Kind
+    name: str
+    title: str
+    reason: str
+    hint: str
+
+    @property
+    def command(self) -> str:
+        """The command that trains its runs and shows it."""
+        return f"pflbench reproduce {Part(self.kind, self.name).command_name}"
+
+
+@dataclass(frozen=True)
 class Page:
     made: Made
     filters: Filters
@@ -46,31 +76,40 @@ class Page:
     live: bool
 
     @property
-    def most(self) -> int:
-        return MOST
+    def map(self) -> list[tuple[Exhibit, list[tuple[str, str]]]]:
+        """The papers' tables and figures, each with its parts on the page, as anchor and name."""
+        links = {("plot", group.name): (f"figures-{group.name}", group.name) for group in self.figures}
+        links |= {("table", view.name): (f"table-{view.name}", view.name) for view in self.tables}
+        # The table in the paper's layout takes precedence over the table of any runs.
+        links |= {("table", name): links["table", of.printed] for name, of in TABLES.items() if ("table", of.printed) in links}
+        return [
+            (exhibit, [links[place] for part in exhibit.parts if (place := (part.kind, part.name)) in links])
+            for exhibit in EXHIBITS
+        ]
 
     @property
-    def running(self) -> tuple[RunLine, ...]:
-        return tuple(line for line in self.runs if line.info.status == "running")
-
-    @property
-    def map(self) -> tuple[papermap.Shown, ...]:
-        return papermap.shown({view.name for view in self.tables}, {group.name for group in self.figures})
+    def lacking(self) -> list[Exhibit]:
+        """The papers' tables that are not on the page, or have cells without runs."""
+        absent = {one.name for one in self.missing if one.kind == "table"}
+        absent |= {view.name for view in self.tables if any(note.startswith("Not run: ") for note in view.grid.notes)}
+        needed = {part: TABLES[part.name].printed or part.name for one in EXHIBITS for part in one.parts if part.kind == "table"}
+        return [one for one in EXHIBITS if any(needed.get(part) in absent for part in one.parts)]
 
     @property
     def leaders(self) -> tuple[Leaders, ...]:
         """The best methods of each setting of the accuracy table."""
-        return next((leaders(view) for view in self.tables if view.name == "accuracy"), ())
-
-    @property
-    def drawings(self) -> tuple[str, ...]:
-        """Sentences about figures of the papers that are drawings."""
-        return tuple(f"{paper}: {why}." for paper, why in DRAWINGS.items())
+        return next((leaders(view.grid) for view in self.tables if view.name == "accuracy"), ())
 
     @property
     def shown(self) -> tuple[int, ...]:
         """The runs behind the tables and figures."""
-        return _shown(self.tables, self.figures)
+        views: list[TableView | Interactive] = [*self.tables, *(figure for group in self.figures for figure in group.figures)]
+        return tuple(sorted({run for view in views for run in view.runs}))
+
+    @property
+    def settings(self) -> dict[str, list[Any]]:
+        """Those in which the runs differ, with the value of each run."""
+        return runs.settings(self.runs)
 
 
 def build(engine: Engine, made: Made, filters: Filters, pages: str = "auto", *, live: bool = False) -> Page:
@@ -84,22 +123,34 @@ def build(engine: Engine, made: Made, filters: Filters, pages: str = "auto", *, 
     if not re.fullmatch(rf"auto|{'|'.join(PAGES)}|\d{{1,15}}(,\d{{1,15}})*", pages):
         raise UserError(f"--runs {pages} is not possible.", f"Write {', '.join(PAGES)}, or numbers of runs: --runs 3,17.")
     filters = replace(filters, kept={})
-    lines = runs.listed(engine, _chosen(engine, filters, live))
-    filled, empty = tables.views(engine, filters)
-    drawn, undrawn = figures.views(engine, filters, FIGURES if len(lines) > MOST else None)
-    paged = _paged(lines, _shown(filled, drawn), pages)
-    return Page(made, filters, filled, drawn, (*empty, *undrawn), lines, paged, live)
+    wanted = statuses(filters.status or ["any"])
+    empty = live and not distinct(engine, filters.among(engine), "method")
+    lines = runs.listed(engine, [] if empty else [run for run in filters.matching(engine) if run.status in wanted])
+    most = FIGURES if len(lines) > MOST else None
+
+    def table(report: Report) -> TableView:
+        return tables.view(report.name, report.title, report.load()(engine, filters).grid())
+
+    def group(report: Report) -> FigureGroup:
+        drawn = figures.pages(report.name, engine, filters, most)
+        return FigureGroup(report.name, report.title, drawn, most is not None and len(drawn) >= most)
+
+    filled, unfilled = _possible(TABLES.values(), table)
+    drawn, undrawn = _possible(PLOTS.values(), group)
+    page = Page(made, filters, filled, drawn, (*unfilled, *undrawn), lines, frozenset(), live)
+    return replace(page, pages=_paged(lines, page.shown, pages))
 
 
-def _shown(filled: Iterable[TableView], drawn: Iterable[FigureGroup]) -> tuple[int, ...]:
-    return tuple(sorted({run for table in filled for run in table.runs} | {run for group in drawn for run in group.runs}))
-
-
-def _chosen(engine: Engine, filters: Filters, live: bool) -> list[Result]:
-    if live and not distinct(engine, filters.among(engine), "method"):
-        return []
-    matching = filters.matching(engine)
-    return [run for run in matching if not filters.status or run.status in statuses(filters.status)]
+def _possible(reports: Iterable[Report], view: Callable[[Report], T]) -> tuple[tuple[T, ...], list[Missing]]:
+    """The tables or figures for which the database has runs, and the others. Raises UserError if it cannot be read."""
+    made, missing = [], []
+    for report in reports:
+        try:
+            made.append(view(report))
+        except UserError as error:
+            reraise_database_error(error)
+            missing.append(Missing(report.kind, report.name, report.title, error.message, error.hint))
+    return tuple(made), missing
 
 
 def _paged(lines: Collection[RunLine], shown: Iterable[int], pages: str) -> frozenset[int]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Engine
@@ -14,13 +13,15 @@ from pflbench import models
 from pflbench.errors import UserError
 from pflbench.plain import privately
 from pflbench.report import labels
+from pflbench.report.arrangement import row_key
 from pflbench.report.figures import run as run_figures
 from pflbench.report.tables.overhead import TOLERANCE
 from pflbench.store import arrays, rounds
-from pflbench.store.arrays import Kept
 from pflbench.store.rounds import Cost
 from pflbench.store.runs import Result, RoundRule, Run, RunScope, with_current_status
 from pflbench.store.runs import results as stored_results
+
+_LISTED = {"method.name", "method.version", "train.rounds", "seed", "data", "partition", "model"}  # in columns of the list itself
 
 
 @dataclass(frozen=True)
@@ -43,34 +44,42 @@ class RunLine:
 
 def listed(engine: Engine, results: Sequence[Result]) -> tuple[RunLine, ...]:
     """The runs with these results, newest first."""
-    cells: dict[str, list[int]] = defaultdict(list)
+    cells: dict[tuple[str, str | None, str], list[int]] = defaultdict(list)
     for result in results:
-        cells[_cell(result)].append(result.id)
-    lines = []
-    for result in reversed(results):
-        info = with_current_status(engine, result)
-        lines.append(
-            RunLine(
-                info=info,
-                method=labels.method_title(info.method, result.title),
-                dataset=labels.label_title(info.dataset),
-                model=models.title(info.model),
-                best=None if result.value is None else 100 * result.value,
-                best_round=result.round,
-                alike=tuple(cells[_cell(result)]),
-                now=_now(engine, info) if info.status == "running" else None,
-            )
+        cells[result.protocol, result.partition, row_key(result)].append(result.id)
+    return tuple(
+        RunLine(
+            info=run,
+            method=labels.method_title(run.method, run.title),
+            dataset=labels.label_title(run.dataset),
+            model=models.title(run.model),
+            best=None if run.value is None else 100 * run.value,
+            best_round=run.round,
+            alike=tuple(cells[run.protocol, run.partition, row_key(run)]),
+            now=_now(engine, run) if run.status == "running" else None,
         )
-    return tuple(lines)
+        for run in (with_current_status(engine, result) for result in reversed(results))
+    )
+
+
+def settings(lines: Collection[RunLine]) -> dict[str, list[Any]]:
+    """Hyperparameters in which runs of one method differ, and what else differs among all: name -> the value of each line."""
+    flat = [labels.flat({name: part for name, part in line.info.spec.items() if name not in _LISTED}) for line in lines]
+    columns = {}
+    for name in sorted({name for one in flat for name in one} - _LISTED):
+        values = [one.get(name) for one in flat]
+        methods = [line.info.method if name.startswith("method.") else "" for line in lines]
+        if len({*zip(methods, map(str, values), strict=True)}) > len({*methods}):
+            columns[name] = values
+    return columns
 
 
 def pages(engine: Engine, lines: Collection[RunLine], chosen: Collection[int]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Number and content of each page."""
-    kept, series = arrays.kept(engine, chosen), rounds.series_names(engine, chosen)
     spent = rounds.costs(engine, chosen, TOLERANCE / 100)
     for line in lines:
         if (run := line.info.id) in chosen:
-            yield run, _page(engine, line, series.get(run, ()), kept.get(run, []), spent.get(run))
+            yield run, _page(engine, line, spent.get(run))
 
 
 def page(engine: Engine, run_id: int) -> dict[str, Any]:
@@ -82,18 +91,13 @@ def page(engine: Engine, run_id: int) -> dict[str, Any]:
     raise UserError(f"No run '{run_id}' in this database.", "`pflbench runs list` shows the numbers and keys of all runs.")
 
 
-def _cell(result: Result) -> str:
-    method = result.spec["method"]
-    parts = (result.protocol, result.partition, result.method, method["version"], method["hyperparameters"])
-    return json.dumps(parts, sort_keys=True)
-
-
 def _now(engine: Engine, info: Run) -> float | None:
     curve = rounds.curves(engine, [info.id], points=2).get(info.id)
     return None if curve is None else 100 * float(curve.accuracy[-1])
 
 
-def _page(engine: Engine, line: RunLine, series: Sequence[str], kept: Sequence[Kept], cost: Cost | None) -> dict[str, Any]:
+def _page(engine: Engine, line: RunLine, cost: Cost | None) -> dict[str, Any]:
+    series = [one.name for one in rounds.second_series(engine, line.info.id)]
     return {
         "id": line.info.id,
         "title": line.title,
@@ -103,7 +107,10 @@ def _page(engine: Engine, line: RunLine, series: Sequence[str], kept: Sequence[K
         "alike": [run for run in line.alike if run != line.info.id],
         "spec": privately(line.info.spec),
         "environment": privately({name: value for name, value in line.info.environment.items() if name != "host"}),
-        "artifacts": [asdict(arrays_of_name) for arrays_of_name in kept],
+        "artifacts": [
+            {"name": name, "count": len(of), "first": of[0], "last": of[-1]}
+            for (_, name), of in sorted(arrays.rounds(engine, [line.info.id]).items())
+        ],
         "clients": _clients(engine, line.info.id),
         "figures": run_figures.pages(engine, line.info.id),
     }

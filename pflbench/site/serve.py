@@ -126,7 +126,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, path: str) -> tuple[int, str, str]:
         if run := re.fullmatch(r"/run/(\d{1,15})", path):
-            return self._run(int(run[1]))
+            try:
+                found = runs.page(self.server.engine, int(run[1]))
+            except UserError as error:
+                return 404, "text/plain", f"{error}\n"
+            return 200, "text/html", html.run_page(found, [found["id"], *found["alike"]])
         if path not in ("/", "/content", "/version"):
             return 404, "text/plain", "There is nothing here.\n"
         edition = self.server.editions.newest()
@@ -134,17 +138,10 @@ class Handler(BaseHTTPRequestHandler):
             return 200, "text/plain", edition.version
         return 200, "text/html", edition.document if path == "/" else edition.content
 
-    def _run(self, run_id: int) -> tuple[int, str, str]:
-        try:
-            found = runs.page(self.server.engine, run_id)
-        except UserError as error:
-            return 404, "text/plain", f"{error}\n"
-        return 200, "text/html", html.run_page(found, [run_id, *found["alike"]])
-
     def _is_for_us(self) -> bool:
         return re.sub(r":\d*$", "", self.headers.get("Host", "")).lower() in OWN_NAMES
 
-    def _send(self, status: int, kind: str, text: str, **headers: str) -> None:
+    def _send(self, status: int, kind: str, text: str) -> None:
         body = text.encode()
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
@@ -154,8 +151,6 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("X-Frame-Options", "DENY")
         self.send_header("Content-Security-Policy", f"{html.policy(live=True)}; frame-ancestors 'none'")
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
-        for name, value in headers.items():
-            self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)

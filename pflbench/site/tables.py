@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import base64
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from sqlalchemy import Engine
-
-from pflbench.errors import UserError
-from pflbench.report.declared import TABLES
-from pflbench.report.papermap import sources
-from pflbench.report.selection import Filters
 from pflbench.report.tables.grid import CellText, Column, Grid, render
-from pflbench.site.papermap import Missing
 
-LEADING = 3  # methods of a setting that stand on top of the page
 _NUMBER = re.compile(r"[<>]?\s*([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)")
 
 
@@ -28,88 +20,51 @@ class HeadGroup:
 
 
 @dataclass(frozen=True)
-class CellView:
-    """A cell. sort: the number or text by which it is sorted, empty for an empty cell."""
-
-    text: str
-    sort: str
-    best: bool
-    runs: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class TableView:
-    """A table. rows: label and cells. csv: a data URL with the table in full precision."""
+    """A table. heads: of its columns, below the groups; csv: a data URL with the table in full precision."""
 
     name: str
-    title: str
     summary: str
+    grid: Grid
     groups: tuple[HeadGroup, ...]
     heads: tuple[tuple[str, ...], ...]
-    rows: tuple[tuple[str, tuple[CellView, ...]], ...]
-    notes: tuple[str, ...]
-    runs: tuple[int, ...]
     csv: str
 
     @property
-    def source(self) -> str:
-        """The papers' name for it: "FedALA, Table 4"."""
-        return sources("table", self.name)
-
-
-def views(engine: Engine, filters: Filters) -> tuple[tuple[TableView, ...], tuple[Missing, ...]]:
-    """The tables for which the database has runs, and the others."""
-    filled, empty = [], []
-    for name, entry in TABLES.items():
-        try:
-            grid = entry.build(engine, filters).grid()
-        except UserError as error:
-            empty.append(Missing("table", name, entry.title, error.message, error.hint))
-        else:
-            filled.append(view(name, entry.title, grid))
-    return tuple(filled), tuple(empty)
+    def runs(self) -> tuple[int, ...]:
+        return tuple(sorted(set(self.grid.runs)))
 
 
 def view(name: str, summary: str, grid: Grid) -> TableView:
-    rows = tuple((label, tuple(_cell(column.entries[i]) for column in grid.columns)) for i, label in enumerate(grid.labels))
-    groups, heads = _heads(grid.columns)
-    marked = any(entry.best for column in grid.columns for entry in column.entries)
-    notes = (*grid.notes, *(("Bold: the best of its column; beside means, a single run is never marked.",) if marked else ()))
     data = base64.b64encode(render(grid, "csv").encode()).decode()
-    runs = tuple(sorted(set(grid.runs)))
-    return TableView(name, grid.title, summary, groups, heads, rows, notes, runs, f"data:text/csv;charset=utf-8;base64,{data}")
+    if any(cell.best for column in grid.columns for cell in column.entries):
+        mark = "Bold: the best of its column; beside means, a single run is never marked."
+        grid = replace(grid, notes=(*grid.notes, mark))
+    return TableView(name, summary, grid, *_heads(grid.columns), f"data:text/csv;charset=utf-8;base64,{data}")
 
 
 @dataclass(frozen=True)
 class Leaders:
-    """The best methods of a setting: labels and cells, best first. without: labels of methods that have no run in it."""
+    """The methods of a setting: labels and cells, best first. without: labels of methods that have no run in it."""
 
     setting: str
-    best: tuple[tuple[str, CellView], ...]
+    best: tuple[tuple[str, CellText], ...]
     without: tuple[str, ...]
 
 
-def leaders(accuracy: TableView) -> tuple[Leaders, ...]:
+def leaders(accuracy: Grid) -> tuple[Leaders, ...]:
     """Of each column of the accuracy table that is a setting."""
     found = []
-    heads = [head for group in accuracy.groups for head in [group.head] * group.span] or [()] * len(accuracy.heads)
-    for j, (group, head) in enumerate(zip(heads, accuracy.heads, strict=True)):
-        cells = [(label, row[j]) for label, row in accuracy.rows]
-        run = [(label, cell) for label, cell in cells if cell.runs]
-        if not run:
-            continue
-        best = sorted(run, key=lambda pair: -float(pair[1].sort or 0))[:LEADING]
-        missing = tuple(label for label, cell in cells if not cell.runs)
-        found.append(Leaders(", ".join((*group, *head)), tuple(best), missing))
+    for column in accuracy.columns:
+        cells = list(zip(accuracy.labels, column.entries, strict=True))
+        if run := [(label, cell) for label, cell in cells if cell.runs]:
+            best = sorted(run, key=lambda pair: -float(sort_value(pair[1].text) or 0))
+            found.append(Leaders(", ".join(column.head), tuple(best), tuple(label for label, cell in cells if not cell.runs)))
     return tuple(found)
 
 
-def _cell(entry: CellText) -> CellView:
-    return CellView(entry.text.removesuffix(" *"), sort_value(entry.text), entry.best, entry.runs)
-
-
 def sort_value(text: str) -> str:
-    """'85.77 ± 1.15 *' -> '85.77': the number at the beginning, else the text."""
+    """'85.77 ± 1.15 *' -> '85.77': the number at the beginning, else the text; empty for an empty cell."""
     if text in ("", "-"):
         return ""
     number = _NUMBER.match(text)

@@ -26,7 +26,7 @@ from pflbench.errors import NothingYet, UserError, require_regular
 from pflbench.plain import without_passwords
 from pflbench.store import failures, journal
 from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, friendly, from_json, place, sqlite_path
-from pflbench.store.opened import has_other_names, in_place, require_in_place, watch
+from pflbench.store.opened import has_other_names, in_place, watch
 
 # SQLAlchemy raises what it logs. Without a handler Python would also print it, with a traceback: a Ctrl-C while a file is closed.
 logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())
@@ -34,13 +34,7 @@ logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())
 T = TypeVar("T")
 VERSION_TABLE = "pflbench_version"  # a name of our own: other programs' databases have an alembic_version, too
 _SMALLEST = 512  # bytes of an SQLite database; SQLite takes a smaller file for a new database
-_TRIES = 20
 _ADVISORY_LOCK = 0x70666C62  # "pflb"
-
-
-def default_url() -> str:
-    """The database of PFLBENCH_DB (a path or an SQLAlchemy URL), else pflbench.db in the working directory."""
-    return to_url(os.environ.get("PFLBENCH_DB") or "pflbench.db")
 
 
 def to_url(text: str) -> str:
@@ -54,12 +48,9 @@ def to_url(text: str) -> str:
 def connect(url: str, *, create: bool = True) -> Engine:
     """Opens the database at `url`; makes it, or upgrades its schema, where needed.
 
-    With `create=False` a missing or empty database is an error, for commands that only read; what cannot be written, as on a
-    read-only file system, is opened as `connect_read_only` does. Upgrading holds SQLite's write lock (PostgreSQL: an advisory
-    lock), so that two processes that start at once end well.
-
-    Raises:
-        UserError: no such file or folder, not a database, another program's database, a newer schema, no permission.
+    With `create=False`, for commands that only read, a missing or empty database is an error, and what cannot be written is
+    opened as `connect_read_only` does. Raises UserError for no such file or folder, not a database, another program's database,
+    a newer schema, no permission.
     """
     with _opening(url, create=create) as (engine, schema):
         if schema != head():
@@ -68,11 +59,7 @@ def connect(url: str, *, create: bool = True) -> Engine:
 
 
 def connect_read_only(url: str) -> Engine:
-    """Opens a database so that nothing can be written to it; each commit of another process shows at once.
-
-    Raises:
-        UserError: as `connect` with create=False; also for an old schema.
-    """
+    """Opens a database so that nothing can be written to it. Raises UserError as `connect`, and for an old schema."""
     with _opening(url, read_only=True) as (engine, schema):
         if schema != head():
             name = place(engine.url)
@@ -130,18 +117,17 @@ def reading(engine: Engine) -> Iterator[Connection]:
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
     """One transaction that writes: committed at the end, rolled back on an error. Raises Vanished, also after the commit."""
-    with friendly(engine.url), engine.connect() as connection, in_place(connection):
+    with friendly(engine.url), engine.connect() as connection, in_place(connection, written=True):
         # SQLite refuses a transaction that reads first and asks for the write lock later if another process wrote in between.
         # A transaction that asks for the lock at its beginning waits for it.
         connection.execution_options(immediate=True)
         with connection.begin():
             yield connection
-        require_in_place(connection, written=True)
 
 
 def again_if_there(work: Callable[[], T]) -> T:
     """Retries `work` if another process has inserted the same row meanwhile. SQLite has a single writer, a server many."""
-    for _ in range(_TRIES):
+    for _ in range(20):
         with suppress(IntegrityError):
             return work()
     return work()
@@ -155,18 +141,14 @@ def inserted(connection: Connection, statement: Any) -> int:
 
 
 def revision(connection: Connection) -> str | None:
-    """The schema's revision, None for an empty database.
-
-    Raises:
-        UserError: the tables are not ours, or newer than this pflbench.
-    """
-    tables = sa.inspect(connection).get_table_names()
+    """The schema's revision, None for an empty database. Raises UserError for other programs' tables, and for newer ones."""
+    tables = sorted(sa.inspect(connection).get_table_names())
     if not tables:
         return None
     name = place(connection.engine.url)
     if VERSION_TABLE not in tables:
         raise UserError(
-            f"{name} is another program's database: it has the tables {_some(tables)}.",
+            f"{name} is another program's database: it has the tables {', '.join(tables[:3])}{', ...' if tables[3:] else ''}.",
             f"pflbench needs a database of its own: {ELSEWHERE}",
         )
     stored = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").scalar()
@@ -236,8 +218,7 @@ def migrating(engine: Engine) -> Iterator[Connection]:
     """One transaction that changes the schema and holds the write lock all the time."""
     if engine.dialect.name != "sqlite":
         with engine.begin() as connection:
-            if engine.dialect.name == "postgresql":
-                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
             yield connection
         return
     with engine.connect() as connection:
@@ -282,13 +263,9 @@ def _migrate(engine: Engine) -> str | None:
 
 def _server(target: URL, read_only: bool) -> Engine:
     """An engine that finds out within half a minute that the server is gone, and connects anew when it is back."""
-    settings = {
-        "connect_timeout": 5,
-        "keepalives_idle": 30,
-        "tcp_user_timeout": 30_000,
-        "application_name": "pflbench",
-        **({"options": "-c default_transaction_read_only=on"} if read_only else {}),
-    }
+    settings = {"connect_timeout": 5, "keepalives_idle": 30, "tcp_user_timeout": 30_000, "application_name": "pflbench"}
+    if read_only:
+        settings["options"] = "-c default_transaction_read_only=on"
     # The URL's own settings take precedence.
     own = {name: value for name, value in settings.items() if name not in target.query}
     engine = sa.create_engine(target, connect_args=own, pool_pre_ping=True)
@@ -349,7 +326,3 @@ def _missing(url: URL) -> UserError:
     path = sqlite_path(url)
     why = f"there is no database at {path}" if path and not path.exists() else f"{place(url)} is empty"
     return NothingYet(f"No results yet: {why}.", f"`pflbench run` makes one; {ELSEWHERE}")
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, ExceptionContext, make_url
-from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError, ProgrammingError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from pflbench.errors import Unreachable, UserError
 from pflbench.plain import without_passwords
@@ -98,35 +98,34 @@ def _explain(url: URL, error: Exception) -> UserError | None:
     cause = error.orig if isinstance(error, DBAPIError) else error
     if isinstance(cause, sqlite3.Error):
         code = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        if "unsupported file format" in str(cause):  # a damaged header, which SQLite gives no code of its own
+            code = sqlite3.SQLITE_CORRUPT
         known = _SQLITE_ERRORS.get(code)
         return UserError(known[0].format(place(url)), known[1]) if known else None
     state = getattr(cause, "sqlstate", None)
-    if isinstance(error, (OperationalError, InterfaceError)) or (isinstance(error, InternalError) and state in _FOR_NOW):
-        return _explain_server(url, error, str(cause).strip().splitlines() or [""])
-    if isinstance(error, ProgrammingError) and state == _NO_PRIVILEGE:
-        return UserError(f"{place(url)}: {str(cause).splitlines()[0]}.", "Ask the server's owner for the right to it.")
-    return None
-
-
-def _explain_server(url: URL, error: DBAPIError, lines: list[str]) -> UserError:
-    """Explains an error that a server returned, or of a driver that did not reach it. lines: the error's text."""
+    if not isinstance(error, (OperationalError, InterfaceError)) and state not in (_READ_ONLY, *_TOO_LONG, _NO_PRIVILEGE):
+        return None
+    lines = str(cause).strip().splitlines() or [""]
     first = without_passwords(lines[0]).rpartition(" failed: ")[2].removeprefix("FATAL:").strip()
-    if "does not exist" in first and "database" in first:
-        return UserError(f"{place(url)}: there is no such database.", f"Make it first: createdb {url.database}. {ELSEWHERE}")
-    state = getattr(error.orig, "sqlstate", None)
-    if state == _READ_ONLY:
-        return Unreachable(f"{place(url)} takes no writes: {first}.", f"Is it a standby, or has it failed over? {ELSEWHERE}")
-    if (state is not None and state[:2] not in _AWAY and state not in _FOR_NOW) or any(text in first for text in _REFUSED):
-        return UserError(f"{place(url)}: {first}.", ELSEWHERE)
-    return Unreachable(f"{place(url)} cannot be reached: {first}.", f"Is the server running? {ELSEWHERE}")
+    kind, sentence, hint = next(row[1:] for row in _SERVER_ERRORS if re.search(row[0], f"{state} {first}"))
+    return kind(f"{place(url)}{sentence.format(first)}.", hint.format(url.database))
 
 
-_READ_ONLY = "25006"
+_READ_ONLY = "25006"  # also after a failover
+_TOO_LONG = ("25P03", "25P04")  # a transaction that lasted, or was idle, for too long
 _NO_PRIVILEGE = "42501"
-_FOR_NOW = (_READ_ONLY, "25P03", "25P04")  # read-only after a failover, a transaction that lasted or was idle for too long
-_AWAY = ("08", "53", "57")  # classes of SQLSTATE: connection, resources, a server that was stopped
-_REFUSED = ("authentication failed", "no password supplied", "pg_hba.conf", "role ")
 _KEPT = "Every round committed before is kept."
+# Regular expressions for SQLSTATE (None: the driver did not reach the server) and the error's first line; the first that fits.
+_SERVER_ERRORS: tuple[tuple[str, type[UserError], str, str], ...] = (
+    ("database .*does not exist", UserError, ": there is no such database", f"Make it first: createdb {{}}. {ELSEWHERE}"),
+    (f"^{_READ_ONLY}", Unreachable, " takes no writes: {}", f"Is it a standby, or has it failed over? {ELSEWHERE}"),
+    (f"^{_NO_PRIVILEGE}", UserError, ": {}", "Ask the server's owner for the right to it."),
+    (r"authentication failed|no password supplied|pg_hba\.conf|role ", UserError, ": {}", ELSEWHERE),
+    # Classes of SQLSTATE: connection, resources, a server that was stopped.
+    ("^(None|08|53|57|25P0)", Unreachable, " cannot be reached: {}", f"Is the server running? {ELSEWHERE}"),
+    ("", UserError, ": {}", ELSEWHERE),
+)
+_PERMIT = "Change the permissions, or copy the file to a folder of your own. " + ELSEWHERE
 _SQLITE_ERRORS = {
     sqlite3.SQLITE_FULL: (
         "The disk is full: cannot write to {}.",
@@ -136,23 +135,12 @@ _SQLITE_ERRORS = {
         "Reading or writing {} failed (disk error, quota or file size limit).",
         f"{_KEPT} Look at the disk, then run the same command again.",
     ),
-    sqlite3.SQLITE_READONLY: (
-        "{} is read-only: cannot write to it or to its folder.",
-        f"Change the permissions, or copy the file to a folder of your own. {ELSEWHERE}",
-    ),
-    sqlite3.SQLITE_PERM: ("No permission for {}.", f"Change its permissions, or {ELSEWHERE}"),
-    sqlite3.SQLITE_CANTOPEN: (
-        "Cannot open {}: the file cannot be read, or its folder not be written to.",
-        f"Change the permissions, or copy the file to a folder of your own. {ELSEWHERE}",
-    ),
     sqlite3.SQLITE_BUSY: (
         f"{{}} has been locked by another process for {BUSY_SECONDS} seconds.",
         f"{_KEPT} End the other process (a database browser?) and run the same command again.",
     ),
-    sqlite3.SQLITE_LOCKED: ("{} is locked.", "End the other program that uses it and run the same command again."),
-    sqlite3.SQLITE_CORRUPT: (
-        "{} is damaged.",
-        f"`pflbench db check` lists the problems. {RECOVER}",
-    ),
+    sqlite3.SQLITE_READONLY: ("{} is read-only: cannot write to it or to its folder.", _PERMIT),
+    sqlite3.SQLITE_CANTOPEN: ("Cannot open {}: the file cannot be read, or its folder not be written to.", _PERMIT),
+    sqlite3.SQLITE_CORRUPT: ("{} is damaged.", f"`pflbench db check` lists the problems. {RECOVER}"),
     sqlite3.SQLITE_NOTADB: ("{} is not a SQLite database.", f"It was left as it is. {ELSEWHERE}"),
 }

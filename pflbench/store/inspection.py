@@ -9,14 +9,14 @@ from sqlalchemy import CheckConstraint, Connection, inspect
 from sqlalchemy.exc import DatabaseError, OperationalError
 
 from pflbench.store import rules
-from pflbench.store.database import VERSION_TABLE, as_it_is, head
+from pflbench.store.database import VERSION_TABLE, as_it_is, head, to_url
 from pflbench.store.failures import place, sqlite_path
 from pflbench.store.schema import Base
 
 
-def info(url: str) -> dict[str, Any]:
-    """Facts about the database. `bytes` is None if the size is unknown."""
-    with as_it_is(url) as (connection, schema):
+def info(database: str) -> dict[str, Any]:
+    """Facts about a database, a path or a URL. `bytes` is None if the size is unknown."""
+    with as_it_is(to_url(database)) as (connection, schema):
         path, kind = sqlite_path(connection.engine.url), connection.dialect.name
 
         def ask(query: str) -> Any:
@@ -35,9 +35,9 @@ def info(url: str) -> dict[str, Any]:
         }
 
 
-def check(url: str) -> list[str]:
-    """The problems of the database, one per line; none if it is sound. Reads every row."""
-    with as_it_is(url) as (connection, schema):
+def check(database: str) -> list[str]:
+    """The problems of a database, a path or a URL, one per line; none if it is sound. Reads every row."""
+    with as_it_is(to_url(database)) as (connection, schema):
         if connection.dialect.name == "sqlite" and (damage := _damage(connection)):
             return damage
         if schema != head():
@@ -65,11 +65,9 @@ def _differences(connection: Connection) -> list[str]:
     context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
     with warnings.catch_warnings(action="ignore"):  # about checks that PostgreSQL has not applied to older rows
         changes = [str(change) for change in compare_metadata(context, Base.metadata)]
-        found = inspect(connection)
-        for table in Base.metadata.sorted_tables:
-            present = (
-                {check["name"] for check in found.get_check_constraints(table.name)} if found.has_table(table.name) else set()
-            )
-            wanted = {str(check.name) for check in table.constraints if isinstance(check, CheckConstraint)}
-            changes += [f"no check {name}" for name in sorted(wanted - present)]
+        found = inspect(connection).get_multi_check_constraints().values()
+    present = {check["name"] for checks in found for check in checks}
+    constraints = (constraint for table in Base.metadata.sorted_tables for constraint in table.constraints)
+    wanted = {str(constraint.name) for constraint in constraints if isinstance(constraint, CheckConstraint)}
+    changes += [f"no check {name}" for name in sorted(wanted - present)]
     return [f"not the tables of schema {head()}: {change}" for change in changes]

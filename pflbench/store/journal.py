@@ -13,10 +13,9 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
-from pflbench.store.failures import BUSY_SECONDS
+from pflbench.store.failures import BUSY_SECONDS, sqlite_path
 
-WAL = "wal"
-_MOUNTS = Path("/proc/self/mountinfo")
+_MOUNTS = Path("/proc/self/mounts")
 _NETWORK = {
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "fhgfs", "glusterfs", "ocfs2"),
     *("gfs2", "pvfs2", "orangefs", "coda", "ncpfs", "davfs", "acfs", "panfs", "wekafs", "vboxsf", "prl_fs", "fuse.sshfs"),
@@ -24,46 +23,43 @@ _NETWORK = {
 }
 
 
-def network(path: Path, mounts: str | None = None) -> str | None:
-    """The network file system of a file, e.g. "nfs4"; None for a local file system, and if it is unknown.
-
-    mounts: the text of Linux's /proc/self/mountinfo, which is read if it is not given.
-    """
-    if mounts is None:
-        try:
-            mounts = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
-        except OSError:
-            return None
-    target, found, longest = path.resolve(), None, -1
+def network(path: Path) -> str | None:
+    """The network file system of a file, e.g. "nfs4"; None for a local file system, and if it is unknown."""
+    try:
+        mounts = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:  # not Linux
+        return None
+    target, found, longest = path.resolve(), "", 0
     for line in mounts.splitlines():
-        before, _, after = line.partition(" - ")
-        fields, kind = before.split(" "), after.split(" ")[0]
-        if len(fields) < 5 or not kind:
-            continue
-        point = Path(re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), fields[4]))  # \040 is a blank
+        _, folder, kind, *_ = line.split(" ")
+        point = Path(re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), folder))  # \040 is a blank
         # If two are mounted at the same place, the later one is visible.
         if target.is_relative_to(point) and len(point.parts) >= longest:
             found, longest = kind, len(point.parts)
     return found if found in _NETWORK else None
 
 
-def of(engine: Engine) -> str:
-    """The journal of a database: "wal", or "delete" for a rollback journal."""
+def at_risk(engine: Engine) -> str | None:
+    """The network file system on which a database has a write-ahead log nevertheless; None if it is safe where it is."""
+    path = sqlite_path(engine.url)
+    where = network(path) if path else None
+    if where is None:
+        return None
     with engine.connect() as connection:
-        return str(connection.exec_driver_sql("PRAGMA journal_mode").scalar())
+        return where if connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal" else None
 
 
 def prepare(connection: sqlite3.Connection) -> None:
     """Sets how long a commit waits for the disk: NORMAL is safe only with a write-ahead log."""
     (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
-    connection.execute(f"PRAGMA synchronous={'NORMAL' if mode == WAL else 'FULL'}")
+    connection.execute(f"PRAGMA synchronous={'NORMAL' if mode == 'wal' else 'FULL'}")
 
 
 def begin(connection: sqlite3.Connection, path: Path | None) -> None:
     """Sets the journal of a new database, by its file system. A database with tables keeps its journal."""
     if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         return None
-    mode = "delete" if path is not None and network(path) else WAL
+    mode = "delete" if path is not None and network(path) else "wal"
     until = time.monotonic() + BUSY_SECONDS
     while True:  # for this statement SQLite does not always wait for another process's lock
         try:

@@ -5,10 +5,12 @@ Both end with their process.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -17,11 +19,6 @@ from sqlalchemy import Engine
 from pflbench.errors import Occupied, UserError
 from pflbench.store import claims
 from pflbench.store.failures import sqlite_path
-
-try:
-    import fcntl
-except ImportError:  # Windows: no advisory locks there
-    fcntl = None  # type: ignore[assignment]
 
 UNDER_WAY = ("queued", "running")
 OVER = ("finished", "diverged", "failed")
@@ -44,22 +41,21 @@ def presence(engine: Engine) -> Callable[[str, str], str]:
     """A function from a run's key and stored status to its status now. A server is asked once for all runs.
 
     A queued or running run without a process was interrupted, and could not write that. A queued run with a process is running:
-    it loads its data. Where there are no locks, the stored status is returned.
+    it loads its data.
     """
     if engine.dialect.name == "postgresql":
-        keys = claims.held(engine)
-        return lambda key, status: _present(status, key in keys)
-    database = sqlite_path(engine.url)
-    if database is None or fcntl is None:
-        return lambda key, status: status
-    where = folder(database)
-    return lambda key, status: _present(status, status not in OVER and _held(where / f"{key}.lock"))
+        is_locked = claims.held(engine).__contains__
+    else:
+        is_locked = partial(_is_locked, folder(sqlite_path(engine.url)))
 
+    def now(key: str, status: str) -> str:
+        if status in OVER:
+            return status
+        if is_locked(key):
+            return "running"
+        return "interrupted" if status in UNDER_WAY else status
 
-def _present(status: str, held: bool) -> str:
-    if status in OVER:
-        return status
-    return "running" if held else "interrupted" if status in UNDER_WAY else status
+    return now
 
 
 @contextmanager
@@ -77,9 +73,9 @@ def locked(engine: Engine, key: str) -> Iterator[RequireOwned]:
             yield lambda: None  # the lock of a file ends with its process
 
 
-def _held(path: Path) -> bool:
+def _is_locked(where: Path, key: str) -> bool:
     try:
-        with path.open() as handle:
+        with (where / f"{key}.lock").open() as handle:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
     except FileNotFoundError:
@@ -110,8 +106,6 @@ def _own(path: Path) -> IO[str]:
     until = time.monotonic() + PATIENCE
     while True:
         handle = path.open("w")
-        if fcntl is None:
-            return handle
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -21,8 +21,6 @@ _OPTION = "opened"
 _LOG = "opened_log"  # of a connection: the files that SQLite has beside the database, as they were
 _HINT = "Nothing more is written to it. Put it back, or a backup in its place: the same command goes on with what is in it."
 
-Found = tuple[int, int, int]  # device, inode, size
-
 
 def watch(engine: Engine, path: Path, *, read_only: bool) -> None:
     """From its first connection on the engine opens this file and no other, which SQLite would make where there is none.
@@ -30,8 +28,8 @@ def watch(engine: Engine, path: Path, *, read_only: bool) -> None:
     Unless read_only, connecting raises UserError for a file with several names: each would have a write-ahead log of its own.
     """
     opened = _Opened(path, read_only)
-    event.listen(engine, "do_connect", opened.before)
-    event.listen(engine, "connect", opened.after)
+    event.listen(engine, "do_connect", opened.before_connecting)
+    event.listen(engine, "connect", opened.require)
     engine.update_execution_options(**{_OPTION: opened})
 
 
@@ -41,19 +39,33 @@ def require_in_place(connection: Connection, *, written: bool = False) -> None:
     Raises Vanished where the file, or its write-ahead log, is no longer what lies at its path, or is shorter than it was.
     """
     opened: _Opened | None = connection.get_execution_options().get(_OPTION)
-    if opened is not None:
-        opened.require(connection, written)
+    if opened is None:
+        return
+    try:
+        opened.require()
+    except Vanished:
+        # Else SQLite would read the log with what has taken the file's place. A file that was moved gets all of it.
+        with suppress(sqlite3.Error):
+            connection.connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        raise
+    # A connection that has written has the log open, and SQLite removes none that is open.
+    if known := connection.info.get(_LOG):
+        connection.info[_LOG] = {path: _require(path, before) for path, before in known.items()}
+    elif written:
+        connection.info[_LOG] = {path: path.stat() for path in opened.beside if path.exists()}
 
 
 @contextmanager
-def in_place(connection: Connection) -> Iterator[None]:
-    """A block that reads or writes. Raises Vanished as `require_in_place`."""
+def in_place(connection: Connection, *, written: bool = False) -> Iterator[None]:
+    """A block that reads or, if `written`, commits. Raises Vanished as `require_in_place`."""
     require_in_place(connection)
     try:
         yield
     except DBAPIError:
         require_in_place(connection)  # says more than what SQLite found in a file that was cut short
         raise
+    if written:
+        require_in_place(connection, written=True)
 
 
 def has_other_names(path: Path) -> bool:
@@ -66,64 +78,33 @@ class _Opened:
 
     def __init__(self, path: Path, read_only: bool) -> None:
         self._path, self._read_only = path.absolute(), read_only
-        behind = path.resolve()  # a link: there SQLite makes its files
-        self._beside = (Path(f"{behind}-wal"), Path(f"{behind}-shm"))
-        self._file: Found | None = None
+        self.beside = [Path(f"{path.resolve()}{suffix}") for suffix in ("-wal", "-shm")]  # behind a symbolic link
+        self._file: os.stat_result | None = None
 
-    def before(self, *_: Any) -> None:
+    def before_connecting(self, *_: Any) -> None:
         if self._file is not None:
-            self._require(self._path, self._file)
+            self.require()
         elif not self._read_only and has_other_names(self._path):
             raise UserError(
                 f"{self._path} has {self._path.stat().st_nlink} names (hard links): written through both, it would be damaged.",
                 "Make it a file of its own, `cp` it and `mv` the copy to its name; or remove the other name.",
             )
 
-    def after(self, raw: sqlite3.Connection, _: Any) -> None:
-        try:
-            self._file = self._require(self._path, self._file)
-        except Vanished:
-            raw.close()
-            raise
-
-    def require(self, connection: Connection, written: bool) -> None:
-        try:
-            self._file = self._require(self._path, self._file)
-        except Vanished:
-            _empty_log(connection)
-            raise
-        # A connection that has written has the log open, and SQLite removes none that is open.
-        known = connection.info.get(_LOG)
-        if known is not None:
-            connection.info[_LOG] = tuple(map(self._require, self._beside, known))
-        elif written and all(path.exists() for path in self._beside):
-            connection.info[_LOG] = tuple(map(_found, self._beside))
-
-    def _require(self, path: Path, known: Found | None) -> Found | None:
-        """What is found there. Raises Vanished."""
-        found = _found(path)
-        if found is None:
-            wrong = "is no longer there: it was removed or moved, or its folder was, while it was in use"
-        elif known is not None and found[:2] != known[:2]:
-            wrong = "was replaced by another file while it was in use"
-        elif known is not None and found[2] < known[2]:
-            wrong = f"was cut short while it was in use: it has {found[2]:,} bytes, and had {known[2]:,}"
-        else:
-            return found
-        raise Vanished(f"{path} {wrong}.", _HINT)
+    def require(self, *_: Any) -> None:
+        """Raises Vanished."""
+        self._file = _require(self._path, self._file)
 
 
-def _empty_log(connection: Connection) -> None:
-    """SQLite leaves it beside what has taken the file's place, which would be read with it. A file that was moved gets it all."""
-    raw = connection.connection.driver_connection
-    if isinstance(raw, sqlite3.Connection):
-        with suppress(sqlite3.Error):
-            raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-
-
-def _found(path: Path) -> Found | None:
+def _require(path: Path, before: os.stat_result | None) -> os.stat_result:
+    """What is found there. Raises Vanished."""
     try:
-        found = os.stat(path)
+        found = path.stat()
     except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size
+        wrong = "is no longer there: it was removed or moved, or its folder was, while it was in use"
+    else:
+        if before is None or (os.path.samestat(found, before) and found.st_size >= before.st_size):
+            return found
+        wrong = "was replaced by another file while it was in use"
+        if os.path.samestat(found, before):
+            wrong = f"was cut short while it was in use: it has {found.st_size:,} bytes, and had {before.st_size:,}"
+    raise Vanished(f"{path} {wrong}.", _HINT)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Engine, insert, select, update
+from sqlalchemy import Engine, insert, select
 
 from pflbench.errors import UserError
 from pflbench.store.arrays import Counts
@@ -39,51 +39,48 @@ class PartitionRecord:
     id: int | None = None
 
 
+_QUERY = select(
+    PartitionRow.id, PartitionRow.hash, PartitionRow.scheme, PartitionRow.label, PartitionRow.dataset, PartitionRow.spec,
+    PartitionRow.classes, PartitionRow.train_counts, PartitionRow.test_counts, PartitionRow.left_out,
+)  # fmt: skip
+
+
 def save(engine: Engine, record: PartitionRecord) -> int:
     """Stores a partition unless one with its hash exists; returns its id. Several processes may do so at once."""
     found = select(PartitionRow.id).where(PartitionRow.hash == record.hash)
     values = {
-        "hash": record.hash,
-        "scheme": record.scheme,
-        "label": record.label,
-        "dataset": record.dataset,
+        **{name: getattr(record, name) for name in ("hash", "scheme", "label", "dataset", "left_out")},
         "spec": dict(record.spec),
         "clients": len(record.train),
         "classes": list(record.classes),
         "train_counts": record.train.tolist(),
         "test_counts": record.test.tolist(),
         "indices": pack_indices(record.indices) if record.indices is not None else None,
-        "left_out": record.left_out,
     }
 
     def add() -> int:
         with writing(engine) as connection:
-            known = connection.execute(found).scalar()
-            if known is None:
-                return inserted(connection, insert(PartitionRow).values(values))
-            unknown = update(PartitionRow).where(PartitionRow.id == known, PartitionRow.left_out.is_(None))
-            connection.execute(unknown.values(left_out=record.left_out))
-            return int(known)
+            known: int | None = connection.scalar(found)
+            return inserted(connection, insert(PartitionRow).values(values)) if known is None else known
 
     return again_if_there(add)
 
 
 def stored(engine: Engine, among: RunScope) -> list[PartitionRecord]:
     """The partitions of these runs in the order in which they were stored; of all runs: also partitions without a run."""
-    query = _query().order_by(PartitionRow.id)
+    query = _QUERY.order_by(PartitionRow.id)
     if among.runs is not None:
         query = query.where(PartitionRow.id.in_(select(RunRow.partition_id).where(among.condition)))
     with reading(engine) as c:
         return [_record(row) for row in c.execute(query)]
 
 
-def find(engine: Engine, hash_or_id: int | str) -> PartitionRecord:
+def find(engine: Engine, text: str) -> PartitionRecord:
     """One partition by its number or (the beginning of) its hash. Raises UserError if none or several match."""
-    text = str(hash_or_id)
-    number = isinstance(hash_or_id, int) or (text.isdigit() and len(text) < 8)
+    number = text.isdigit() and len(text) < 8
     wanted = PartitionRow.id == int(text) if number else PartitionRow.hash.startswith(text, autoescape=True)
     with reading(engine) as c:
-        rows = c.execute(_query().where(wanted)).all()
+        rows = c.execute(_QUERY.where(wanted)).all()
     if len(rows) == 1:
         return _record(rows[0])
     if rows:
@@ -102,13 +99,6 @@ def unpack_indices(data: bytes) -> dict[str, NDArray[Any]]:
     """The inverse of `pack_indices`."""
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         return {name: arrays[name] for name in arrays.files}
-
-
-def _query() -> Any:
-    return select(
-        PartitionRow.id, PartitionRow.hash, PartitionRow.scheme, PartitionRow.label, PartitionRow.dataset, PartitionRow.spec,
-        PartitionRow.classes, PartitionRow.train_counts, PartitionRow.test_counts, PartitionRow.left_out,
-    )  # fmt: skip
 
 
 def _record(row: Any) -> PartitionRecord:

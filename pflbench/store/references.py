@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from sqlalchemy import Connection, Engine, delete, func, insert, select
+from sqlalchemy import Engine, delete, func, insert, select
 
 from pflbench.store.arrays import Floats, Integers
 from pflbench.store.database import inserted, reading, writing
-from pflbench.store.rounds import Curve, floats
+from pflbench.store.rounds import floats
 from pflbench.store.schema import ReferenceRoundRow, ReferenceRunRow
 
 State = Literal["new", "same", "replaced"]
+_DESCRIBED = ("file", "hash", "dataset", "method", "algorithm", "goal", "times")
+_MEASURED = ("round", "accuracy", "auc", "train_loss")
 
 
 @dataclass(frozen=True)
@@ -35,18 +35,6 @@ class ResultFile:
     train_loss: Floats
 
 
-@dataclass(frozen=True)
-class ReferenceCurve:
-    """The accuracies of a stored file."""
-
-    file: str
-    dataset: str
-    method: str
-    algorithm: str
-    goal: str
-    curve: Curve
-
-
 def save(engine: Engine, found: ResultFile, *, renamed: bool = False, dry_run: bool = False) -> State:
     """Stores a file's series once: the same content again changes nothing. Returns what was done, or would be in a dry run.
 
@@ -60,61 +48,30 @@ def save(engine: Engine, found: ResultFile, *, renamed: bool = False, dry_run: b
             return "same"
         if not dry_run:
             c.execute(delete(ReferenceRunRow).where(ReferenceRunRow.hash == found.hash))
-            _insert(c, found)
+            number = inserted(c, insert(ReferenceRunRow).values({name: getattr(found, name) for name in _DESCRIBED}))
+            columns = (found.round.tolist(), *map(_nullable, (found.accuracy, found.auc, found.train_loss)))
+            rows = [dict(zip(_MEASURED, row, strict=True)) for row in zip(*columns, strict=True)]
+            c.execute(insert(ReferenceRoundRow), [{**row, "reference_id": number} for row in rows])
     return "new" if known is None else "replaced"
 
 
-def curves(engine: Engine, datasets: Collection[str]) -> list[ReferenceCurve]:
-    """The accuracies of all files on these datasets, by dataset, method, goal and number."""
-    r = ReferenceRunRow
-    order = (r.dataset, r.method, r.goal, r.times, r.id)
-    query = select(r.file, r.dataset, r.method, r.algorithm, r.goal, r.id, ReferenceRoundRow.round, ReferenceRoundRow.accuracy)
-    query = query.join(ReferenceRoundRow, ReferenceRoundRow.reference_id == r.id).where(r.dataset.in_(datasets))
-    with reading(engine) as c:
-        rows = c.execute(query.order_by(*order, ReferenceRoundRow.round)).all()
+def stored(engine: Engine) -> list[ResultFile]:
+    """All stored files, by dataset, method, goal and number."""
+    r, of_round = ReferenceRunRow, ReferenceRoundRow.__table__.c
+    files = select(r.__table__).order_by(r.dataset, r.method, r.goal, r.times, r.id)
+    rounds = select(*(of_round[name] for name in _MEASURED)).order_by(of_round.round)
     found = []
-    for (file, dataset, method, algorithm, goal, _), points in groupby(rows, key=lambda row: tuple(row[:6])):
-        values = floats([row[6:] for row in points], 2)
-        found.append(ReferenceCurve(file, dataset, method, algorithm, goal, Curve(values[:, 0].astype(np.int64), values[:, 1])))
-    return found
-
-
-def datasets(engine: Engine) -> list[str]:
-    """The datasets of the stored files, sorted."""
     with reading(engine) as c:
-        return list(c.scalars(select(ReferenceRunRow.dataset).distinct().order_by(ReferenceRunRow.dataset)))
+        for file in c.execute(files).mappings().all():
+            t, *measured = floats(c.execute(rounds.where(of_round.reference_id == file["id"])).all(), len(_MEASURED)).T
+            columns = {"round": t.astype(np.int64), **dict(zip(_MEASURED[1:], measured, strict=True))}
+            found.append(ResultFile(**{name: file[name] for name in _DESCRIBED}, **columns))
+    return found
 
 
 def merge(engine: Engine, other: Engine, *, dry_run: bool = False) -> list[str]:
     """Copies the files that only the other database has; returns their names."""
-    with reading(engine) as c:
-        known = set(c.scalars(select(ReferenceRunRow.hash)))
-    with reading(other) as connection:
-        files = connection.execute(select(ReferenceRunRow.__table__).order_by(ReferenceRunRow.id)).mappings().all()
-    new = [dict(file) for file in files if file["hash"] not in known]
-    for file in () if dry_run else new:
-        query = select(ReferenceRoundRow.__table__).where(ReferenceRoundRow.reference_id == file.pop("id"))
-        with reading(other) as connection:
-            rows = [dict(row) for row in connection.execute(query).mappings()]
-        with writing(engine) as c:
-            if c.scalar(select(ReferenceRunRow.id).where(ReferenceRunRow.hash == file["hash"])) is None:
-                _insert_rows(c, file, rows)
-    return [file["file"] for file in new]
-
-
-def _insert(c: Connection, found: ResultFile) -> None:
-    names = ("file", "hash", "dataset", "method", "algorithm", "goal", "times")
-    columns = (found.round.tolist(), *(_nullable(values) for values in (found.accuracy, found.auc, found.train_loss)))
-    rows = [
-        {"round": t, "accuracy": accuracy, "auc": auc, "train_loss": loss}
-        for t, accuracy, auc, loss in zip(*columns, strict=True)
-    ]
-    _insert_rows(c, {name: getattr(found, name) for name in names}, rows)
-
-
-def _insert_rows(c: Connection, file: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    number = inserted(c, insert(ReferenceRunRow).values(file))
-    c.execute(insert(ReferenceRoundRow), [{**row, "reference_id": number} for row in rows])
+    return [found.file for found in stored(other) if save(engine, found, dry_run=dry_run) == "new"]
 
 
 def _nullable(values: Floats) -> list[float | None]:

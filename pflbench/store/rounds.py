@@ -131,7 +131,7 @@ def curves(engine: Engine, run_ids: Collection[int], *, points: int | None = Non
     """
     at = _evaluated(engine, run_ids)
     if points is not None and len(at) > points:
-        at = at[_spread(0, len(at) - 1, points)]
+        at = at[np.linspace(0, len(at) - 1, points).round().astype(int)]
     so_far = func.sum(_SPENT).over(partition_by=RoundRow.run_id, order_by=RoundRow.round, rows=(None, 0))
     spent = so_far if seconds else literal(0.0)
     all_rounds = select(RoundRow.run_id, RoundRow.round, RoundRow.accuracy, spent.label("seconds"))
@@ -157,16 +157,6 @@ def newest_rows(engine: Engine, run_id: int, last: int) -> tuple[dict[str, Any],
     query = select(RoundRow.__table__).where(RoundRow.run_id == run_id).order_by(RoundRow.round.desc()).limit(last)
     with reading(engine) as c:
         return tuple(dict(row) for row in reversed(c.execute(query).mappings().all()))
-
-
-def series_names(engine: Engine, run_ids: Collection[int]) -> dict[int, tuple[str, ...]]:
-    """The names of each run's second series, sorted; runs without any are left out."""
-    query = select(SeriesRow.run_id, SeriesRow.name).where(SeriesRow.run_id.in_(run_ids)).distinct()
-    found: dict[int, tuple[str, ...]] = defaultdict(tuple)
-    with reading(engine) as c:
-        for run, name in c.execute(query.order_by(SeriesRow.name)):
-            found[run] += (name,)
-    return dict(found)
 
 
 def second_series(engine: Engine, run_id: int) -> tuple[SecondSeries, ...]:
@@ -205,16 +195,15 @@ def clients_of(engine: Engine, run_ids: Mapping[int, int]) -> dict[int, Clients]
     mine = (ClientRoundRow.run_id == wanted.c.run) & (ClientRoundRow.round == wanted.c.round)
     query = select(wanted.c.run, *columns).join_from(wanted, ClientRoundRow, mine).order_by(wanted.c.run, ClientRoundRow.client)
     with reading(engine) as c:
-        rows = c.execute(query)
-        found = {run: list(zip(*same, strict=True)) for run, same in groupby(rows, key=lambda row: row[0])}
+        rows = floats(c.execute(query).all(), 5)
+    found = {}
+    for run, of in _by_run(rows):
+        client, correct, total = of[:, :3].T.astype(np.int64)
+        found[run] = Clients(run_ids[run], client, correct, total, of[:, 3])
     for run, round in run_ids.items():
         if run not in found:
             raise UserError(f"Run {run} has no client results after round {round}.", _WHICH_ROUNDS)
-    read = {}
-    for run, (_, *counts, loss) in found.items():
-        client, correct, total = (np.array(column, dtype=np.int64) for column in counts)
-        read[run] = Clients(run_ids[run], client, correct, total, np.array(loss, dtype=np.float64))
-    return read
+    return found
 
 
 def by_client(engine: Engine, run: int, round: int, last: int = 1) -> dict[int, float]:
@@ -224,14 +213,11 @@ def by_client(engine: Engine, run: int, round: int, last: int = 1) -> dict[int, 
     """
     evaluated = select(RoundRow.round).where(RoundRow.run_id == run, RoundRow.round <= round, RoundRow.accuracy.is_not(None))
     rounds = evaluated.order_by(RoundRow.round.desc()).limit(last)
-    query = select(ClientRoundRow.client, ClientRoundRow.correct, ClientRoundRow.total).where(
-        ClientRoundRow.run_id == run, ClientRoundRow.round.in_(rounds), ClientRoundRow.total > 0
-    )
-    found: dict[int, list[float]] = defaultdict(list)
+    share = cast(ClientRoundRow.correct, Double) / ClientRoundRow.total
+    query = select(ClientRoundRow.client, func.avg(share)).group_by(ClientRoundRow.client).order_by(ClientRoundRow.client)
+    query = query.where(ClientRoundRow.run_id == run, ClientRoundRow.round.in_(rounds), ClientRoundRow.total > 0)
     with reading(engine) as c:
-        for client, correct, total in c.execute(query.order_by(ClientRoundRow.client, ClientRoundRow.round)):
-            found[client].append(correct / total)
-    return {client: sum(values) / len(values) for client, values in found.items()}
+        return {client: float(mean) for client, mean in c.execute(query)}
 
 
 def costs(engine: Engine, run_ids: Collection[int], tolerance: float) -> dict[int, Cost]:
@@ -259,20 +245,15 @@ def costs(engine: Engine, run_ids: Collection[int], tolerance: float) -> dict[in
 
 def speeds(engine: Engine, among: RunScope, methods: Collection[str]) -> list[Speed]:
     """One for each run of these methods that has a trained round, of any status."""
-    of = {run.id: run for run in runs.stored(engine, among, RunRow.method.in_(methods))}
-    spent = costs(engine, list(of), 0.0)
-    return [
-        Speed(
-            run.method,
-            run.dataset,
-            run.model,
-            int(run.clients * run.join_ratio),
-            run.spec["train"]["local_epochs"],
-            spent[id].seconds_round + spent[id].seconds_evaluate,
-        )
-        for id, run in of.items()
-        if id in spent
-    ]
+    found = runs.stored(engine, among, RunRow.method.in_(methods))
+    spent = costs(engine, [run.id for run in found], 0.0)
+    speeds = []
+    for run in found:
+        if cost := spent.get(run.id):
+            clients, epochs = int(run.clients * run.join_ratio), run.spec["train"]["local_epochs"]
+            seconds = cost.seconds_round + cost.seconds_evaluate
+            speeds.append(Speed(run.method, run.dataset, run.model, clients, epochs, seconds))
+    return speeds
 
 
 def floats(rows: Sequence[Any], width: int) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -286,11 +267,6 @@ def _by_run(rows: np.ndarray[Any, np.dtype[np.float64]]) -> Iterator[tuple[int, 
     ids, starts = np.unique(rows[:, 0], return_index=True)
     for run, block in zip(ids, np.split(rows, starts[1:]), strict=False):  # of no rows, `split` makes one block
         yield int(run), block[:, 1:]
-
-
-def _spread(first: int, last: int, most: int) -> np.ndarray[Any, np.dtype[Any]]:
-    """At most `most` integers from `first` to `last`, evenly spaced, both included."""
-    return np.unique(np.linspace(first, last, most).round().astype(int))
 
 
 def _evaluated(engine: Engine, run_ids: Collection[int]) -> Integers:

@@ -9,39 +9,24 @@ from __future__ import annotations
 import json
 import math
 import re
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
-import sqlalchemy as sa
 from pydantic_core import from_json
-from sqlalchemy import JSON, CheckConstraint, Column, Connection, Double, Integer, LargeBinary, Table, and_, func, select
+from sqlalchemy import JSON, CheckConstraint, Connection, Double, Integer, LargeBinary, String, Table, select
 
 from pflbench.spec import from_stored
 from pflbench.store.arrays import unpack_array
 from pflbench.store.partitions import unpack_indices
-from pflbench.store.schema import (
-    ArtifactRow,
-    Base,
-    ClientRoundRow,
-    PartitionRow,
-    ReferenceRoundRow,
-    RoundRow,
-    RunRow,
-    SeriesRow,
-    copies,
-    is_environment,
-)
+from pflbench.store.schema import ArtifactRow, Base, ReferenceRoundRow, RoundRow, copies, is_environment
 
 Found = Iterator[str]
 _SHOWN = 40  # characters of a value
 _FIRST = 10  # problems of a rule
 _NEAR = 1e-6  # sums of floats in another order
-_SENT = ("params_up", "params_down", "scalars_up", "scalars_down")  # as the columns of the array `traffic`
-_NO_JSON = (ValueError, TypeError, AttributeError, RecursionError)
 
 
 def problems(connection: Connection) -> Found:
@@ -50,8 +35,11 @@ def problems(connection: Connection) -> Found:
     for line in _first(_values(connection)):
         readable = False
         yield line
-    for rule in _RULES if readable else ():
-        yield from _first(rule(connection))
+    if readable:
+        for check in _CHECKS:
+            yield from _first(check(connection))
+        for sentence, query in _CONTRADICTIONS.items():
+            yield from _first(sentence.format(*row) for row in connection.exec_driver_sql(query))
 
 
 def _first(found: Found) -> Found:
@@ -76,44 +64,35 @@ class _Condition(NamedTuple):
     shown: str = _VALUE
 
 
+_TYPES = (  # of a column's values: SQLite's names, and ours
+    (JSON, "'text'", "JSON"),
+    (LargeBinary, "'blob'", "binary data"),
+    (Double, "'integer', 'real'", "a number"),
+    (Integer, "'integer'", "a whole number"),
+    (String, "'text'", "a text"),
+)
+_RANGES = ((Double, 'abs("{}") <= 1.7976931348623157e308', "a finite number"), (Integer, '"{}" >= 0', "at least 0"))
+
+
 def _values(connection: Connection) -> Found:
     """Each value has its column's type and fulfils the schema's checks. Numbers are finite, integers at least 0."""
     is_sqlite = connection.dialect.name == "sqlite"  # a server enforces the types
     for table in Base.metadata.sorted_tables:
-        conditions = [_typed(column) for column in table.columns] if is_sqlite else []
-        conditions += [*_checks(table), *filter(None, map(_in_range, table.columns))]
+        conditions = []
+        for column in table.columns if is_sqlite else ():
+            types, words = next((types, words) for kind, types, words in _TYPES if isinstance(column.type, kind))
+            null = ", 'null'" if column.nullable else ""
+            conditions.append(_Condition(column.name, f'typeof("{column.name}") IN ({types}{null})', words, _TYPE))
+        # A file from elsewhere may lack the checks of the schema.
+        checks = {str(check.name): str(check.sqltext) for check in table.constraints if isinstance(check, CheckConstraint)}
+        for name, text in sorted(checks.items()):
+            conditions.append(_Condition(name.removeprefix(f"ck_{table.name}_"), text, text))
+        for kind, must, words in _RANGES:
+            named = [column.name for column in table.columns if isinstance(column.type, kind)]
+            conditions += [_Condition(name, must.format(name), words) for name in named]
         if table is ReferenceRoundRow.__table__:
             conditions += [_Condition(x, f"{x} BETWEEN 0 AND 1", "a number from 0 to 1") for x in ("accuracy", "auc")]
         yield from _broken(connection, table, conditions)
-
-
-def _typed(column: Column[Any]) -> _Condition:
-    if isinstance(column.type, JSON):
-        types, words = "'text'", "JSON"
-    elif isinstance(column.type, LargeBinary):
-        types, words = "'blob'", "binary data"
-    elif isinstance(column.type, Double):
-        types, words = "'integer', 'real'", "a number"
-    elif isinstance(column.type, Integer):
-        types, words = "'integer'", "a whole number"
-    else:
-        types, words = "'text'", "a text"
-    null = ", 'null'" if column.nullable else ""
-    return _Condition(column.name, f'typeof("{column.name}") IN ({types}{null})', words, _TYPE)
-
-
-def _checks(table: Table) -> list[_Condition]:
-    """The checks of the schema, which a file from elsewhere may lack."""
-    checks = {str(check.name): str(check.sqltext) for check in table.constraints if isinstance(check, CheckConstraint)}
-    return [_Condition(name.removeprefix(f"ck_{table.name}_"), text, text) for name, text in sorted(checks.items())]
-
-
-def _in_range(column: Column[Any]) -> _Condition | None:
-    if isinstance(column.type, Double):
-        return _Condition(column.name, f'abs("{column.name}") <= 1.7976931348623157e308', "a finite number")
-    if isinstance(column.type, Integer):
-        return _Condition(column.name, f'"{column.name}" >= 0', "at least 0")
-    return None
 
 
 def _broken(connection: Connection, table: Table, conditions: list[_Condition]) -> Found:
@@ -130,6 +109,31 @@ def _broken(connection: Connection, table: Table, conditions: list[_Condition]) 
         yield f"{where}: {conditions[i].column} is {value}; expected {conditions[i].expected}"
 
 
+# -- rows that contradict each other ------------------------------------------------------------------------------------
+
+# A sentence, and a query for the rows that break the rule, with the values to put into the sentence.
+_CONTRADICTIONS = {
+    "run {}: it has {} clients, its partition {}": """
+        SELECT run.id, run.clients, p.clients FROM run JOIN "partition" p ON p.id = run.partition_id
+        WHERE run.clients != p.clients ORDER BY run.id""",
+    "run {}, round {}: the run has {} rounds": """
+        SELECT run.id, max(round), rounds FROM run JOIN round ON run_id = run.id
+        GROUP BY run.id HAVING max(round) > rounds ORDER BY run.id""",
+    "run {}, round {}: {} participants; the run has {} clients": """
+        SELECT run_id, round, participants, clients FROM round JOIN run ON run.id = run_id
+        WHERE participants > clients ORDER BY run_id, round""",
+    "run {}, round {}: clients' results without their round": """
+        SELECT DISTINCT run_id, round FROM client_round c
+        WHERE NOT EXISTS (SELECT 1 FROM round r WHERE r.run_id = c.run_id AND r.round = c.round)""",
+    "run {}, round {}: the series '{}' without its round": """
+        SELECT run_id, round, name FROM series s
+        WHERE NOT EXISTS (SELECT 1 FROM round r WHERE r.run_id = s.run_id AND r.round = s.round)""",
+    "run {}, round {}: the array '{}' without its round": """
+        SELECT run_id, round, name FROM artifact a
+        WHERE NOT EXISTS (SELECT 1 FROM round r WHERE r.run_id = a.run_id AND r.round = a.round)""",
+}
+
+
 def _check_references(connection: Connection) -> Found:
     """Foreign keys refer to existing rows. A server enforces that."""
     if connection.dialect.name == "sqlite":
@@ -137,27 +141,22 @@ def _check_references(connection: Connection) -> Found:
         yield from (f"{n} rows of {table} belong to no {parent}" for (table, parent), n in lost.items())
 
 
-# -- runs and partitions ------------------------------------------------------------------------------------------------
-
-
 def _check_runs(connection: Connection) -> Found:
     """Keys and copied columns are those of the specification; specification and environment can be read."""
-    names = ("id", "key", "protocol", "spec", "environment", *_COPIES)
-    for number, key, protocol, text, record, *copied in connection.execute(
-        _with_json_as_text(RunRow, *names).order_by(RunRow.id)
-    ):
-        if not is_environment(_json_or_none(record)):
+    query = "SELECT *, CAST(spec AS TEXT) AS spec_text, CAST(environment AS TEXT) AS environment_text FROM run ORDER BY id"
+    for run in connection.exec_driver_sql(query).mappings():
+        number = run["id"]
+        if not is_environment(_json_or_none(run["environment_text"])):
             yield f"run {number}: its environment is invalid"
-        spec = from_stored(_json_or_none(text))
+        spec = from_stored(_json_or_none(run["spec_text"]))
         if spec is None:
             yield f"run {number}: its specification is invalid"
             continue
-        if (key, protocol) != (spec.key, spec.protocol):
-            yield f"run {number}: its key {key} or protocol {protocol} is not that of its specification"
-        expected = copies(spec)
-        for name, value in zip(_COPIES, copied, strict=True):
-            if value != expected[name]:
-                yield f"run {number}: {name} is {value}, and {expected[name]} in its specification"
+        if (run["key"], run["protocol"]) != (spec.key, spec.protocol):
+            yield f"run {number}: its key {run['key']} or protocol {run['protocol']} is not that of its specification"
+        for name, expected in copies(spec).items():
+            if run[name] != expected:
+                yield f"run {number}: {name} is {run[name]}, and {expected} in its specification"
 
 
 def _json_or_none(text: str) -> Any:
@@ -169,11 +168,10 @@ def _json_or_none(text: str) -> Any:
 
 
 def _check_partitions(connection: Connection) -> Found:
-    """Counts are of each client and class; index lists have as many samples; runs have as many clients as their partition."""
-    names = ("id", "hash", "clients", "indices", "classes", "train_counts", "test_counts")
-    for number, digest, clients, packed, *texts in connection.execute(
-        _with_json_as_text(PartitionRow, *names).order_by(PartitionRow.id)
-    ):
+    """Counts are of each client and class; index lists have as many samples."""
+    as_text = "CAST(classes AS TEXT), CAST(train_counts AS TEXT), CAST(test_counts AS TEXT)"
+    query = f'SELECT id, hash, clients, indices, {as_text} FROM "partition" ORDER BY id'
+    for number, digest, clients, packed, *texts in connection.exec_driver_sql(query):
         if not re.fullmatch(r"[0-9a-f]{64}", digest):
             yield f"partition {number}: its hash is not 64 hexadecimal digits"
         try:
@@ -187,49 +185,29 @@ def _check_partitions(connection: Connection) -> Found:
         for name in counts if indices else ():
             if len(indices.get(name, ())) != counts[name]:
                 yield f"partition {number}: the list {name} has not the {counts[name]} samples of its counts"
-    query = select(RunRow.id, RunRow.clients, PartitionRow.clients).join(PartitionRow, PartitionRow.id == RunRow.partition_id)
-    for number, wanted, clients in connection.execute(query.where(RunRow.clients != PartitionRow.clients).order_by(RunRow.id)):
-        yield f"run {number}: it has {wanted} clients, its partition {clients}"
-
-
-# -- rounds -------------------------------------------------------------------------------------------------------------
 
 
 def _check_rounds(connection: Connection) -> Found:
-    """Rounds count from 0 without a gap, and a finished run has all. No more clients take part than the run has."""
-    count, last = func.count(RoundRow.round), func.coalesce(func.max(RoundRow.round), -1)
-    query = select(RunRow.id, RunRow.status, RunRow.rounds, count, last).join(
-        RoundRow, RoundRow.run_id == RunRow.id, isouter=True
-    )
-    for number, status, rounds, found, newest in connection.execute(query.group_by(RunRow.id).order_by(RunRow.id)).all():
-        until = rounds if status == "finished" else newest
-        if newest > rounds:
-            yield f"run {number}, round {newest}: the run has {rounds} rounds"
-        elif found != until + 1:
-            rows = select(RoundRow.round).where(RoundRow.run_id == number).order_by(RoundRow.round)
-            gap = next((t for t, stored in enumerate(connection.scalars(rows)) if t != stored), found)
-            yield f"run {number}, round {gap}: missing; the run is {status}, with {found} of {rounds + 1} rounds"
-    many = select(RoundRow.run_id, RoundRow.round, RoundRow.participants, RunRow.clients)
-    many = many.join(RunRow, RunRow.id == RoundRow.run_id).where(RoundRow.participants > RunRow.clients)
-    for run, t, participants, clients in connection.execute(many):
-        yield f"run {run}, round {t}: {participants} participants; the run has {clients} clients"
+    """Rounds count from 0 without a gap, and a finished run has all."""
+    query = """SELECT run.id, status, rounds, count(round), coalesce(max(round), -1) FROM run LEFT JOIN round ON run_id = run.id
+        GROUP BY run.id ORDER BY run.id"""
+    for run, status, rounds, found, last in connection.exec_driver_sql(query).all():
+        if last <= rounds and found != (rounds if status == "finished" else last) + 1:
+            stored = connection.scalars(select(RoundRow.round).where(RoundRow.run_id == run).order_by(RoundRow.round))
+            gap = next((t for t, present in enumerate(stored) if t != present), found)
+            yield f"run {run}, round {gap}: missing; the run is {status}, with {found} of {rounds + 1} rounds"
 
 
 def _check_clients(connection: Connection) -> Found:
     """The results of each round are computed from those of its clients, and the run has these clients."""
-    c, r = ClientRoundRow, RoundRow
-    correct, total = (sa.cast(column, Double) for column in (c.correct, c.total))  # a sum of integers may overflow
-    share = correct / func.nullif(total, 0)
-    of_clients = select(
-        c.run_id, c.round, func.max(c.client).label("client"), func.sum(correct).label("correct"),
-        func.sum(total).label("total"), func.avg(share).label("mean"), func.avg(share * share).label("square"),
-        func.sum(c.loss).label("loss"),
-    ).group_by(c.run_id, c.round).subquery()  # fmt: skip
-    o = of_clients.c
-    both = and_(r.run_id == o.run_id, r.round == o.round)
-    query = select(r.run_id, r.round, r.accuracy, r.accuracy_mean, r.accuracy_std, r.test_loss, RunRow.clients, *list(o)[2:])
-    query = query.join(of_clients, both).join(RunRow, RunRow.id == r.run_id)
-    for run, t, *stored, clients, client, right, samples, mean, square, loss in connection.execute(query):
+    correct, total = (f"CAST({name} AS DOUBLE PRECISION)" for name in ("correct", "total"))  # a sum of integers may overflow
+    share = f"({correct} / nullif(total, 0))"
+    query = f"""
+        SELECT run_id, round, max(clients), max(client), max(accuracy), max(accuracy_mean), max(accuracy_std), max(test_loss),
+            sum({correct}), sum({total}), avg({share}), avg({share} * {share}), sum(loss)
+        FROM round JOIN client_round USING (run_id, round) JOIN run ON run.id = run_id
+        GROUP BY run_id, round"""
+    for run, t, clients, client, *stored, right, samples, mean, square, loss in connection.exec_driver_sql(query):
         where = f"run {run}, round {t}"
         if client >= clients:
             yield f"{where}: results of client {client}; the run has {clients}, counted from 0"
@@ -237,50 +215,26 @@ def _check_clients(connection: Connection) -> Found:
             if any(value is not None for value in stored):
                 yield f"{where}: it has an accuracy or a loss, and its clients no test samples"
             continue
-        std = math.sqrt(max(0.0, square - mean * mean))
-        expected = (right / samples, mean, std, loss / samples)
+        expected = (right / samples, mean, math.sqrt(max(0.0, square - mean * mean)), loss / samples)
         for name, value, of in zip(("accuracy", "accuracy_mean", "accuracy_std", "test_loss"), stored, expected, strict=True):
             # Rounding of a variance of 0 leaves a deviation of 1e-8.
             if value is not None and not math.isclose(value, of, rel_tol=_NEAR, abs_tol=_NEAR):
                 yield f"{where}: {name} is {value:.6g}, and {of:.6g} by its clients"
-    lost = select(c.run_id, c.round).distinct().join(r, and_(r.run_id == c.run_id, r.round == c.round), isouter=True)
-    for run, t in connection.execute(lost.where(r.run_id.is_(None))):
-        yield f"run {run}, round {t}: clients' results without their round"
-
-
-def _check_series(connection: Connection) -> Found:
-    s, r = SeriesRow, RoundRow
-    query = select(s.run_id, s.round, s.name).join(r, and_(r.run_id == s.run_id, r.round == s.round), isouter=True)
-    for run, t, name in connection.execute(query.where(r.run_id.is_(None))):
-        yield f"run {run}, round {t}: the series '{name}' without its round"
 
 
 def _check_arrays(connection: Connection) -> Found:
     """Each array can be unpacked; what the clients sent adds up to the numbers of their round."""
-    a, r = ArtifactRow, RoundRow
-    names = (a.run_id, a.round, a.name, a.dtype, sa.cast(a.shape, sa.Text), a.data)
-    query = select(*names, r.run_id, *(getattr(r, name) for name in _SENT))
-    query = query.join(r, and_(r.run_id == a.run_id, r.round == a.round), isouter=True).order_by(a.run_id, a.round, a.name)
-    for run, t, name, dtype, shape, data, in_round, *sent in connection.execution_options(yield_per=100).execute(query):
-        where = f"run {run}, round {t}: the array '{name}'"
+    query = """
+        SELECT run_id, round, name, dtype, CAST(shape AS TEXT), data, params_up, params_down, scalars_up, scalars_down
+        FROM artifact JOIN round USING (run_id, round) ORDER BY run_id, round, name"""
+    for run, t, name, dtype, shape, data, *sent in connection.execution_options(yield_per=100).exec_driver_sql(query):
         try:
             array = unpack_array(data, dtype, json.loads(shape))
-        except (*_NO_JSON, SyntaxError, zlib.error):
-            yield f"{where} cannot be unpacked"
+        except Exception:  # damaged data may raise anything
+            yield f"run {run}, round {t}: the array '{name}' cannot be unpacked"
             continue
-        if in_round is None:
-            yield f"{where} without its round"
-        elif name == "traffic" and (array.ndim != 2 or array.sum(axis=0).tolist() != sent):
-            yield f"{where} does not add up to what the round has sent"
+        if name == "traffic" and (array.ndim != 2 or array.sum(axis=0).tolist() != sent):
+            yield f"run {run}, round {t}: the array '{name}' does not add up to what the round has sent"
 
 
-_COPIES = ("dataset", "model", "scheme", "partition_label", "clients", "join_ratio", "rounds", "method", "seed")
-_RULES: tuple[Callable[[Connection], Found], ...] = (
-    _check_references, _check_runs, _check_partitions, _check_rounds, _check_clients, _check_series, _check_arrays,
-)  # fmt: skip
-
-
-def _with_json_as_text(model: type[Base], *names: str) -> sa.Select[Any]:
-    """A query of these columns, with JSON as text: it may be invalid."""
-    columns = cast("Mapping[str, sa.Column[Any]]", model.__table__.c)
-    return select(*(sa.cast(columns[n], sa.Text) if isinstance(columns[n].type, sa.JSON) else columns[n] for n in names))
+_CHECKS = (_check_references, _check_runs, _check_partitions, _check_rounds, _check_clients, _check_arrays)

@@ -98,9 +98,9 @@ class Run(RunHead):
     environment: dict[str, Any]
 
     def __post_init__(self) -> None:
-        sound = {"specification": from_stored(self.spec) is not None, "environment": is_environment(self.environment)}
-        for what in (name for name, is_sound in sound.items() if not is_sound):
-            raise UserError(f"Run {self.id} is damaged: its {what} is invalid.", DAMAGED)
+        for what, sound in (("specification", from_stored(self.spec)), ("environment", is_environment(self.environment))):
+            if not sound:
+                raise UserError(f"Run {self.id} is damaged: its {what} is invalid.", DAMAGED)
 
     @property
     def title(self) -> str | None:
@@ -141,7 +141,7 @@ def counted(
 R = TypeVar("R", bound=RunHead)
 
 _LAST = select(func.max(RoundRow.round)).where(RoundRow.run_id == RunRow.id).scalar_subquery()
-_OTHERS = {"partition": PartitionRow.hash, "last_round": _LAST, "best": counted(RoundRule())[0]}
+_COMPUTED: dict[str, Any] = {"partition": PartitionRow.hash, "last_round": _LAST, "best": counted(RoundRule())[0]}
 
 
 def stored(engine: Engine, among: RunScope, *where: ColumnElement[bool]) -> list[Run]:
@@ -189,9 +189,8 @@ def distinct(engine: Engine, among: RunScope, column: Literal["method", "dataset
 
 def results(engine: Engine, among: RunScope, selection: RoundRule) -> list[Result]:
     """The result of each run, of any status, by number. The database applies the rule, along its indexes."""
-    query = _query(Run, *counted(selection)).where(among.condition)
-    with reading(engine) as c:
-        return [Result(*row) for row in c.execute(query.order_by(RunRow.id))]
+    value, round, used = counted(selection)
+    return _stored(engine, Result, among.condition, value=value, round=round, used=used)
 
 
 def hidden_smoke(engine: Engine, among: RunScope) -> int:
@@ -216,12 +215,10 @@ def _found(engine: Engine, kind: type[R], id_or_key: int | str) -> R:
     return with_current_status(engine, found[-1])
 
 
-def _stored(engine: Engine, kind: type[R], *where: ColumnElement[bool]) -> list[R]:
+def _stored(engine: Engine, kind: type[R], *where: ColumnElement[bool], **more: Any) -> list[R]:
+    """Runs by number. more: columns for fields that are none of the table `run`."""
+    of = {**_COMPUTED, **more}
+    columns = [of[name] if name in of else getattr(RunRow, name) for name in kind.__dataclass_fields__]
+    query = select(*columns).join(PartitionRow, RunRow.partition_id == PartitionRow.id, isouter=True)
     with reading(engine) as c:
-        return [kind(*row) for row in c.execute(_query(kind).where(*where).order_by(RunRow.id))]
-
-
-def _query(kind: type[RunHead], *more: Any) -> Any:
-    """A query for the fields of `kind`, and more columns."""
-    columns: list[Any] = [_OTHERS.get(name, getattr(RunRow, name, None)) for name in kind.__dataclass_fields__]
-    return select(*columns, *more).join(PartitionRow, RunRow.partition_id == PartitionRow.id, isouter=True)
+        return [kind(*row) for row in c.execute(query.where(*where).order_by(RunRow.id))]

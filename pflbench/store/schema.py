@@ -26,7 +26,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from pflbench.spec import RunSpec
 
-ENVIRONMENT_OBJECTS = ("plugin", "notes", "chunk", "steps", "packages", "data")  # optional entries that are JSON objects
+ENVIRONMENT_OBJECTS = ("plugin", "notes", "chunk", "steps", "packages", "data", "forced")  # optional, JSON objects
 STATUSES = ("queued", "running", "finished", "failed", "diverged", "interrupted")
 
 
@@ -40,7 +40,6 @@ def text(length: int) -> Any:
     return String(length).with_variant(String(collation="C"), "postgresql")
 
 
-# `artifact` has no checks: SQLite adds a check by copying the table, with all its arrays.
 def fraction(*columns: str) -> tuple[CheckConstraint, ...]:
     """From 0 to 1, or null."""
     return tuple(CheckConstraint(f"{column} >= 0 AND {column} <= 1", name=column) for column in columns)
@@ -219,7 +218,7 @@ class ArtifactRow(Base):
     """A named array that a method stores, such as ALA's epochs and weights. `data` is the zlib-compressed buffer, C order."""
 
     __tablename__ = "artifact"
-    __table_args__ = (UniqueConstraint("run_id", "round", "name"),)
+    __table_args__ = (UniqueConstraint("run_id", "round", "name"),)  # no checks: SQLite adds one by copying all the arrays
 
     id: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"))

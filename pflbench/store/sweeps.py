@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Engine, insert, select, update
+from sqlalchemy import ColumnElement, Engine, insert, select, update
 
 from pflbench.errors import UserError
 from pflbench.spec import RunSpec
 from pflbench.store import paths
-from pflbench.store.database import again_if_there, inserted, reading, writing
+from pflbench.store.database import again_if_there, reading, writing
 from pflbench.store.locks import presence
 from pflbench.store.runs import Run, attempts
 from pflbench.store.schema import SweepRow, now
@@ -59,11 +59,9 @@ def save(engine: Engine, name: str, specs: Sequence[RunSpec], environment: Mappi
 
     def put() -> None:
         with writing(engine) as connection:
-            found = connection.execute(select(SweepRow.id).where(SweepRow.name == name)).scalar()
-            if found is None:
-                inserted(connection, insert(SweepRow).values(values))
-            else:
-                connection.execute(update(SweepRow).where(SweepRow.id == found).values({**values, "cancelled_at": None}))
+            known = update(SweepRow).where(SweepRow.name == name).values(**values, cancelled_at=None)
+            if connection.execute(known).rowcount == 0:
+                connection.execute(insert(SweepRow).values(values))
 
     again_if_there(put)
     return find(engine, name)
@@ -71,22 +69,24 @@ def save(engine: Engine, name: str, specs: Sequence[RunSpec], environment: Mappi
 
 def find(engine: Engine, name: str) -> StoredSweep:
     """Raises UserError if there is none of that name."""
-    for sweep in _read(engine, SweepRow.name == name):
+    for sweep in listed(engine, SweepRow.name == name):
         return sweep
     known = ", ".join(sweep.name for sweep in listed(engine))
     raise UserError(f"There is no sweep '{name}' in this database.", f"Sweeps: {known}." if known else "It has no sweeps.")
 
 
-def listed(engine: Engine) -> list[StoredSweep]:
-    """All sweeps, oldest first."""
-    return _read(engine)
+def listed(engine: Engine, *where: ColumnElement[bool]) -> list[StoredSweep]:
+    """Sweeps, oldest first. where: conditions on the table `sweep`."""
+    with reading(engine) as connection:
+        rows = connection.execute(select(SweepRow.__table__).where(*where).order_by(SweepRow.id)).mappings().all()
+    located_rows = [located(dict(row), lambda path: paths.found(path, engine.url)) for row in rows]
+    return [StoredSweep(**{**row, "specs": tuple(map(RunSpec.model_validate, row["specs"]))}) for row in located_rows]
 
 
 def set_cancelled(engine: Engine, name: str, cancelled: bool) -> StoredSweep:
     """Cancels or reopens a sweep. Workers of a cancelled one write checkpoints and stop. Raises UserError if there is none."""
-    own = find(engine, name).id
     with writing(engine) as connection:
-        connection.execute(update(SweepRow).where(SweepRow.id == own).values(cancelled_at=now() if cancelled else None))
+        connection.execute(update(SweepRow).where(SweepRow.name == name).values(cancelled_at=now() if cancelled else None))
     return find(engine, name)
 
 
@@ -100,10 +100,12 @@ def sweep_state(engine: Engine, specs: Sequence[RunSpec], repeated: Mapping[str,
 
     repeated: by key of runs that are repeated, the number of the last attempt that does not count.
     """
-    found = attempts(engine, [spec.key for spec in specs])
-    counting = {key: [run for run in own if run.id > repeated.get(key, 0)] for key, own in found.items()}
-    runs = {spec.key: _counting(counting.get(spec.key, [])) for spec in specs}
-    present = presence(engine)
+    found, present = attempts(engine, [spec.key for spec in specs]), presence(engine)
+    runs: dict[str, Run | None] = {}
+    for spec in specs:
+        counting = [run for run in found.get(spec.key, []) if run.id > repeated.get(spec.key, 0)]
+        finished = [run for run in counting if run.status == "finished"]
+        runs[spec.key] = next(reversed(finished or counting), None)
     return SweepState(runs, {key: present(key, run.status if run else MISSING) for key, run in runs.items()})
 
 
@@ -128,20 +130,3 @@ def located(row: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, A
     if "data_dir" in environment:
         environment["data_dir"] = change(environment["data_dir"])
     return {**row, "specs": [paths.in_spec(spec, change) for spec in row["specs"]], "environment": environment}
-
-
-def _counting(found: Sequence[Run]) -> Run | None:
-    finished = [run for run in found if run.status == "finished"]
-    return next(reversed(finished or found), None)
-
-
-def _read(engine: Engine, *where: Any) -> list[StoredSweep]:
-    query = select(SweepRow.__table__).where(*where).order_by(SweepRow.id)
-    with reading(engine) as connection:
-        rows = connection.execute(query).mappings().all()
-    return [_restored(engine, row) for row in rows]
-
-
-def _restored(engine: Engine, row: Mapping[Any, Any]) -> StoredSweep:
-    found = located(row, lambda path: paths.found(path, engine.url))
-    return StoredSweep(**{**found, "specs": tuple(RunSpec.model_validate(spec) for spec in found["specs"])})

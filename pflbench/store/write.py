@@ -103,16 +103,17 @@ def rows_of(run_id: int, record: RoundRecord) -> Rows:
     Raises ValueError if the arrays of clients differ in length, or a value is NaN (SQLite would store it as null).
     """
     row = {name: getattr(record, name) for name in _ROUND_COLUMNS}
-    clients = _client_rows(run_id, record)
-    if any(value != value for value in row.values()):
-        raise ValueError(f"round {record.round}: NaN in {[name for name, value in row.items() if value != value]}")
+    if nan := [name for name, value in row.items() if value != value]:
+        raise ValueError(f"round {record.round}: NaN in {nan}")
+    if record.loss is not None and np.isnan(record.loss).any():
+        raise ValueError(f"round {record.round}: a client's loss is NaN")
+    at = {"run_id": run_id, "round": record.round}
+    columns = (record.clients, record.correct, record.total, record.loss)
+    results = zip(*(array.tolist() for array in columns if array is not None), strict=True)
     return {
-        "round": [row | {"run_id": run_id}],
-        "client_round": clients,
-        "series": [
-            {"run_id": run_id, "name": name, "round": record.round, "accuracy": accuracy, "test_loss": loss}
-            for name, (accuracy, loss) in record.series.items()
-        ],
+        "round": [{**row, **at}],
+        "client_round": [{**at, "client": i, "correct": right, "total": n, "loss": loss} for i, right, n, loss in results],
+        "series": [{**at, "name": name, "accuracy": a, "test_loss": loss} for name, (a, loss) in record.series.items()],
         "artifact": [arrays.row(run_id, name, record.round, array) for name, array in record.artifacts.items()],
     }
 
@@ -144,24 +145,9 @@ def delete_rounds(connection: Connection, run_id: int, last_round: int) -> None:
 
 
 def remove_run(engine: Engine, run_id: int) -> None:
-    """Deletes a run with all its rounds. Its partition stays: other runs may share it.
-
-    Raises:
-        UserError: no such run.
-    """
+    """Deletes a run with all its rounds, but not its partition, which others may share. Raises UserError if there is none."""
     with writing(engine) as connection:
         _require(connection.execute(delete(RunRow).where(RunRow.id == run_id)).rowcount, run_id)
-
-
-def _client_rows(run_id: int, record: RoundRecord) -> list[dict[str, Any]]:
-    columns = (record.clients, record.correct, record.total, record.loss)
-    if record.loss is not None and np.isnan(record.loss).any():
-        raise ValueError(f"round {record.round}: a client's loss is NaN")
-    values = [array.tolist() for array in columns if array is not None]
-    return [
-        {"run_id": run_id, "round": record.round, "client": client, "correct": correct, "total": total, "loss": loss}
-        for client, correct, total, loss in zip(*values, strict=True)
-    ]
 
 
 def _require(rows: int, run_id: int) -> None:

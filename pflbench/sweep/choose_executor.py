@@ -1,4 +1,4 @@
-"""Chooses the executor of a sweep's runs: processes of this machine, a Ray cluster or a Slurm cluster."""
+"""Chooses the executor of a sweep's runs: processes of this machine, a Ray cluster or a Slurm cluster; and how many at a time."""
 
 from __future__ import annotations
 
@@ -8,20 +8,28 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from sqlalchemy import Engine
 
+from pflbench import environment
+from pflbench.engine import devices, memory
 from pflbench.errors import UserError, unknown
-from pflbench.run.execution import Execution
+from pflbench.run.execution import Execution, find_device
+from pflbench.run.federation_data import load_federation_data
+from pflbench.run.memory_estimate import footprint
 from pflbench.spec import RunSpec
 from pflbench.store.failures import sqlite_path
-from pflbench.sweep import slurm
-from pflbench.sweep.capacity import GpuShare, capacity, devices_for, needed, together_on_gpu
 from pflbench.sweep.processes import Processes
 from pflbench.sweep.run_jobs import Workers
 from pflbench.sweep.run_queue import RunQueue
 
 Place = Literal["local", "ray", "slurm"]
 PLACES: tuple[Place, ...] = typing.get_args(Place)
+GpuShare = float | Literal["auto"] | None
+"""Share of a GPU for each job, at most 1; "auto": by the memory that runs need; None: the default."""
+
+ITSELF = 600_000_000  # bytes of a process with PyTorch, without tensors
+ON_GPU = 1_000_000_000  # bytes of a process on a GPU, without tensors: context, kernels, their workspaces
 
 
 @dataclass(frozen=True)
@@ -68,11 +76,35 @@ def executor_options(given: typing.Mapping[str, Any], before: typing.Mapping[str
     return ExecutorOptions(**{**options, "slurm": tuple(options.get("slurm", ()))})
 
 
+def devices_for(how: Execution) -> tuple[str, ...]:
+    """The CPU, the named GPU, or all GPUs if none is named."""
+    device = find_device(how.device)
+    if device.type == "cpu" or ":" in how.device:
+        return (str(device),)
+    return tuple(f"{device.type}:{i}" for i in range(devices.of(device).device_count()))
+
+
 def at_a_time(asked: ExecutorOptions, specs: Sequence[RunSpec], data_dir: Path, how: Execution) -> int | None:
-    """How many of these runs are executed at a time. None if a cluster decides."""
+    """How many of these runs are executed at a time. None if a cluster decides.
+
+    Without --jobs: on a CPU one for each core, or for each `cpus_per_job` of them, as memory allows. On GPUs one for each, or
+    several if a share below 1 is asked for: no measurement shows yet that a GPU gains by them.
+    """
     if asked.jobs or len(specs) < 2:
         return max(1, min(asked.jobs or 1, len(specs)))
-    return capacity(specs, data_dir, how, asked.cpus_per_job, asked.gpus_per_job) if asked.executor == "local" else None
+    if asked.executor != "local":
+        return None
+    found = devices_for(how)
+    if found[0] == "cpu":
+        free = memory.free(torch.device("cpu"))
+        most = environment.cores() // (asked.cpus_per_job or 1)
+        most = most if free is None else min(most, free // needed(specs, data_dir, how))
+    elif asked.gpus_per_job == "auto":
+        room = memory.free(torch.device(found[0])) or 0
+        most = len(found) * min(together_on_gpu(specs, data_dir, how, room), max(1, environment.cores() // len(found)))
+    else:
+        most = len(found) * max(1, int(1 / (asked.gpus_per_job or 1)))
+    return max(1, min(len(specs), most))
 
 
 def choose_executor(asked: ExecutorOptions, queue: RunQueue, store: Engine) -> Workers:
@@ -80,45 +112,7 @@ def choose_executor(asked: ExecutorOptions, queue: RunQueue, store: Engine) -> W
     if asked.executor == "local":
         places = at_a_time(asked, queue.specs, queue.data_dir, queue.how)
         return Processes(places or 1, devices_for(queue.how), asked.cpus_per_job)
-    _require_shared(store, queue.how)
-    return _ray(asked, queue)
-
-
-def submit_to_slurm(
-    asked: ExecutorOptions,
-    name: str,
-    specs: Sequence[RunSpec],
-    store: Engine,
-    data_dir: Path,
-    how: Execution,
-    worker: Sequence[str],
-    limit: int | None = None,
-) -> str:
-    """Submits a Slurm job whose workers execute these runs, at most `limit`. worker: the command without its options.
-
-    Returns the number of the job. Raises UserError if Slurm refuses it.
-    """
-    _require_shared(store, how)
-    gpus = int(how.device.startswith("cuda") if asked.gpus_per_job is None else asked.gpus_per_job)
-    cores = asked.cpus_per_job or 1
-    # No file contains a password: the job gets it by its environment.
-    url = store.url.render_as_string(hide_password=False)
-    place = {"variables": {"PFLBENCH_DB": url}} if store.url.password else {}
-    return slurm.submit(
-        name,
-        asked.slurm,
-        [*worker, "--cpus-per-job", str(cores), *(["--limit", "1"] if limit else []), *([] if place else ["--db", url])],
-        len(specs) if limit else min(len(specs), asked.jobs or len(specs)),
-        at_a_time=asked.jobs,
-        cores=cores,
-        gpus=gpus,
-        # Twice the estimate: Slurm kills jobs that exceed it.
-        bytes=2 * needed(specs, data_dir, how) if how.pack == 1 and not gpus else 0,
-        **place,
-    )
-
-
-def _ray(asked: ExecutorOptions, queue: RunQueue) -> Workers:
+    require_shared(store, queue.how)
     from pflbench.sweep.on_ray import RayTasks
 
     needs = queue.specs, queue.data_dir, queue.how
@@ -137,9 +131,25 @@ def _ray(asked: ExecutorOptions, queue: RunQueue) -> Workers:
     return workers
 
 
-def _require_shared(store: Engine, how: Execution) -> None:
+def require_shared(store: Engine, how: Execution) -> None:
     """Raises UserError for a database or device that the machines of a cluster cannot share."""
     if store.dialect.name == "sqlite" and sqlite_path(store.url) is None:
         raise UserError("A cluster cannot see a database in memory.", "Give --db a file in a shared folder, or PostgreSQL.")
     if how.device.startswith("cuda:"):
         raise UserError(f"--device {how.device}: the cluster says which GPU a job has.", "Say --device cuda, or leave it out.")
+
+
+def needed(specs: Sequence[RunSpec], data_dir: Path, how: Execution) -> int:
+    """Bytes of memory that the largest run needs on a CPU, with its process."""
+    return ITSELF + _largest(specs, data_dir, how)
+
+
+def together_on_gpu(specs: Sequence[RunSpec], data_dir: Path, how: Execution, free: int) -> int:
+    """How many runs as large as the largest fit on a GPU with so many bytes free: at least 1."""
+    return max(1, int(memory.SHARE * free / (ON_GPU + _largest(specs, data_dir, how))))
+
+
+def _largest(specs: Sequence[RunSpec], data_dir: Path, how: Execution) -> int:
+    settings = {(spec.data, spec.partition, spec.model, spec.method.name): spec for spec in specs}.values()
+    needs = [footprint(spec, load_federation_data(spec, data_dir), how) for spec in settings]
+    return max((need.total for need in needs if need is not None), default=0)

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from pflbench import methods
 from pflbench.errors import UserError, unknown, why
 from pflbench.methods.cards import SUFFIX
-from pflbench.run.plan import SCHEMES, Parsed, RunOptions, plan, setting
+from pflbench.run.plan import SCHEMES, Parsed, RunOptions, method_name, plan, setting
 from pflbench.spec import DEPENDS_ON, RunSpec, TrainSpec
 
 Point = Mapping[str, Any]
@@ -41,9 +41,6 @@ class Change:
 
     when: Mapping[str, tuple[Any, ...]]
     to: Point | None
-
-    def concerns(self, point: Point) -> bool:
-        return all(name in point and point[name] in values for name, values in self.when.items())
 
 
 @dataclass(frozen=True)
@@ -87,8 +84,9 @@ class RunGrid:
         """Whether an option applies to a point, which has at least the options of _FIRST."""
         owner, dot, _ = name.partition(".")
         if dot:
-            named = {_trained(method, point) for method in self.axes["method"]}
-            return (owner if owner in named else owner + SUFFIX) == _trained(point["method"], point)
+            ala = point.get("ala", False)
+            named = {method_name(method, ala) for method in self.axes["method"]}
+            return (owner if owner in named else owner + SUFFIX) == method_name(point["method"], ala)
         field = options()[name]
         if field in DEPENDS_ON:
             owner, choices = DEPENDS_ON[field]
@@ -98,7 +96,7 @@ class RunGrid:
 
     def _changed(self, point: Point) -> Point | None:
         for change in self.changes:
-            if change.concerns(point):
+            if all(name in point and point[name] in values for name, values in change.when.items()):
                 if change.to is None:
                     return None
                 point = {**point, **change.to}
@@ -194,12 +192,6 @@ def _options(point: Point, base: RunOptions) -> RunOptions:
         options()[name]: (value,) if name in _RENAMED else value for name, value in point.items() if "." not in name
     }
     return replace(base, settings=settings, **plain)
-
-
-def _trained(method: str, point: Point) -> str:
-    """The method's name at a point, with +ala if the option `ala` is set."""
-    method = methods.in_any_case(method)
-    return f"{method}{SUFFIX}" if point.get("ala") and not method.endswith(SUFFIX) else method
 
 
 def _product(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -16,10 +15,9 @@ from typing import Any
 from pflbench.engine import memory
 from pflbench.errors import UserError
 from pflbench.run.execution import find_device
-from pflbench.sweep.capacity import ITSELF
+from pflbench.sweep.choose_executor import ITSELF
 from pflbench.sweep.run_queue import RunQueue, work_alone
 
-LOOK = 2.0  # seconds between two queries of the nodes
 ANSWER = 5.0  # seconds that an address has to answer
 VARIABLE = "RAY_ADDRESS"
 # Variables that workers need beside the queue. Others may hold passwords, which Ray would write into its logs.
@@ -33,8 +31,6 @@ class RayTasks:
         self.lost = 0
         self._ray = _connected(address)
         self._tasks: list[Any] = []  # as Ray's references to what they will return
-        self._looked = float("-inf")
-        self._found: list[Mapping[str, float]] = []
         self.take()
 
     def take(self, cores: int = 1, gpus: float = 0, bytes: int = 0, places: int | None = None, runs: int = 1) -> None:
@@ -111,10 +107,7 @@ class RayTasks:
         return sum(min(int(node.get(name, 0) / asked) for name, asked in wanted.items()) for node in self._nodes())
 
     def _nodes(self) -> list[Mapping[str, float]]:
-        if time.monotonic() > self._looked + LOOK:
-            self._found = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-            self._looked = time.monotonic()
-        return self._found
+        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
 
 
 def _connected(address: str | None) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +16,7 @@ from pflbench import environment, interrupts, plain
 from pflbench.errors import Occupied, Unreachable, UserError, Vanished
 from pflbench.plugins.methods import plugged_in
 from pflbench.run.execution import Execution, find_device
-from pflbench.run.pack import Told, execute_pack, packs
+from pflbench.run.pack import Told, execute_pack
 from pflbench.run.record import messages
 from pflbench.spec import RunSpec
 from pflbench.store import locks, runs, sweeps, write
@@ -73,14 +73,24 @@ class RunQueue:
         return False
 
     def packs(self, specs: Sequence[RunSpec], engine: Engine) -> Iterator[list[RunSpec]]:
-        """The runs that train together."""
-        return packs(
-            specs,
-            engine,
-            self.how,
-            force=bool(self.repeated),  # else finished runs take no place in a pack
-            also_alike=lambda spec: (self.execution(spec), spec.key in self.repeated),
-        )
+        """The runs that train together: up to `how.pack` that differ only in the seed; else one by one, in their order.
+
+        Runs that have ended take no place in a pack, unless runs are repeated.
+        """
+        if self.how.pack == 1:
+            yield from ([spec] for spec in specs)
+            return
+        alike: dict[Hashable, list[RunSpec]] = {}
+        for spec in specs:
+            kind = spec.model_copy(update={"seed": 0}).key, self.execution(spec), spec.key in self.repeated
+            alike.setdefault(kind, []).append(spec)
+        for group in alike.values():
+            ahead = [spec for spec in group if self.repeated or not _over(spec, engine)]
+            yield from ([spec] for spec in group if spec not in ahead)
+            while ahead:
+                size = -(-len(ahead) // -(-len(ahead) // self.how.pack))  # so that packs are about equally large
+                yield ahead[:size]
+                ahead = ahead[size:]
 
     def execute(self, specs: Sequence[RunSpec], engine: Engine) -> Steps:
         """Executes the runs of a pack."""
@@ -95,6 +105,11 @@ class RunQueue:
             return replace(how, device=device, workers=how.workers or (cores if alone else None))
 
         return replace(self, how=placed(self.how), own={key: placed(how) for key, how in self.own.items()})
+
+
+def _over(spec: RunSpec, engine: Engine) -> bool:
+    found = patiently(lambda: runs.newest(engine, spec.key))
+    return found is not None and found.status in ("finished", "diverged")
 
 
 def news(run: Run | None) -> list[str]:

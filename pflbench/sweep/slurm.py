@@ -5,9 +5,15 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
+
+from sqlalchemy import Engine
 
 from pflbench.errors import UserError
+from pflbench.run.execution import Execution
+from pflbench.spec import RunSpec
+from pflbench.sweep.choose_executor import ExecutorOptions, needed, require_shared
 
 HOUR = 60  # default time limit of a worker, in minutes; after it the job is requeued
 LARGEST_ARRAY = 1000  # workers: Slurm's default limit
@@ -32,35 +38,41 @@ exit $code
 
 
 def submit(
+    asked: ExecutorOptions,
     name: str,
-    given: Sequence[str],
+    specs: Sequence[RunSpec],
+    store: Engine,
+    data_dir: Path,
+    how: Execution,
     worker: Sequence[str],
-    workers: int,
-    *,
-    at_a_time: int | None = None,
-    cores: int = 1,
-    gpus: int = 0,
-    bytes: int = 0,
-    variables: Mapping[str, str] | None = None,
+    limit: int | None = None,
 ) -> str:
-    """Submits the job array and returns its number.
+    """Submits a job array of workers for runs of the sweep `name`, at most `limit`, and returns its number.
 
-    name: of the sweep. given: options of sbatch, as "partition=gpu". worker: the command. cores, gpus, bytes of memory: of each
-    worker, unless `given` sets them. variables: added to the environment.
-
+    worker: the command without its options. Options of sbatch in `asked` take precedence over the memory and GPUs chosen here.
     Raises UserError without Slurm, and if sbatch refuses the job.
     """
-    setup, asked = options(given)
-    usual = [f"--job-name=pflbench-{name}", f"--time={HOUR}", "--requeue", "--open-mode=append", "--signal=B:USR1@90"]
-    if bytes and not any(option.startswith("--mem") for option in asked):
-        usual.append(f"--mem={-(-bytes // 2**20)}M")
-    if gpus and not any(option.startswith(("--gres", "--gpus")) for option in asked):
-        usual.append(f"--gpus-per-node={gpus}")
-    at_once = f"%{at_a_time}" if at_a_time else ""
-    ours = [f"--cpus-per-task={cores}", f"--array=0-{min(workers, LARGEST_ARRAY) - 1}{at_once}"]
-    command = ["sbatch", "--parsable", *usual, *asked, *ours]
+    require_shared(store, how)
+    setup, given = options(asked.slurm)
+    cores = asked.cpus_per_job or 1
+    command = ["sbatch", "--parsable", f"--job-name=pflbench-{name}", f"--time={HOUR}", "--requeue", "--open-mode=append"]
+    command.append("--signal=B:USR1@90")
+    gpus = int(how.device.startswith("cuda") if asked.gpus_per_job is None else asked.gpus_per_job)
+    if gpus and not any(option.startswith(("--gres", "--gpus")) for option in given):
+        command.append(f"--gpus-per-node={gpus}")
+    if not gpus and how.pack == 1 and not any(option.startswith("--mem") for option in given):
+        size = 2 * needed(specs, data_dir, how)  # twice the estimate: Slurm kills jobs that exceed it
+        command.append(f"--mem={-(-size // 2**20)}M")
+    workers = min(LARGEST_ARRAY, len(specs) if limit else min(len(specs), asked.jobs or len(specs)))
+    at_once = f"%{asked.jobs}" if asked.jobs else ""
+    command += [*given, f"--cpus-per-task={cores}", f"--array=0-{workers - 1}{at_once}"]
+    worker = [*worker, "--cpus-per-job", str(cores), *(["--limit", "1"] if limit else [])]
+    url, environment = store.url.render_as_string(hide_password=False), dict(os.environ)
+    if store.url.password:  # no file may contain it
+        environment["PFLBENCH_DB"] = url
+    else:
+        worker += ["--db", url]
     script = SCRIPT.format(setup="\n".join(setup), worker=shlex.join(worker))
-    environment = {**os.environ, **(variables or {})}
     try:
         done = subprocess.run(command, input=script, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     except FileNotFoundError:

@@ -134,21 +134,19 @@ class _Reader:
     def _change(self, node: yaml.Node, axes: Axes) -> Change:
         parts = dict(self._entries(node, "change"))
         if set(parts) != {"if", "to"}:
-            with self._located(node):
-                raise UserError("A change has the parts if and to.", "For example {if: {dataset: agnews}, to: {rounds: 100}}")
+            example = "For example {if: {dataset: agnews}, to: {rounds: 100}}"
+            raise self._error(node, "A change has the parts if and to.", example)
         to = self._axes(self._entries(parts["to"], "to"))
         if any(len(values) > 1 for values in to.values()):
-            with self._located(parts["to"]):
-                raise UserError("An option has several values in `to`.", "Give one value.")
+            raise self._error(parts["to"], "An option has several values in `to`.", "Give one value.")
         return Change(self._condition(parts["if"], axes), {name: values[0] for name, values in to.items()})
 
     def _condition(self, node: yaml.Node, axes: Axes) -> Axes:
         """Raises UserError for a condition that never holds: a misspelt value would be ignored silently."""
         when = self._axes(self._entries(node, "a condition"))
-        with self._located(node):
-            for name, values in when.items():
-                if missing := [value for value in values if value not in axes.get(name, ())]:
-                    raise UserError(f"This asks for {name} {missing[0]}, which the sweep does not have.")
+        for name, values in when.items():
+            if missing := [value for value in values if value not in axes.get(name, ())]:
+                raise self._error(node, f"This asks for {name} {missing[0]}, which the sweep does not have.")
         return when
 
     def _axes(self, entries: Iterable[tuple[str, yaml.Node]]) -> Axes:
@@ -158,49 +156,47 @@ class _Reader:
             if key == "seeds" and isinstance(value, list):
                 value = ",".join(map(str, value))
             values = value if isinstance(value, list) else [value]
+            if not values or None in values:
+                raise self._error(node, f"{key} has no value.", f"Write {key}: and its value, or take the line out.")
             with self._located(node):
-                if not values or None in values:
-                    raise UserError(f"{key} has no value.", f"Write {key}: and its value, or take the line out.")
                 axes |= _axis(key, values)
         return axes
 
     def _entries(self, node: yaml.Node, what: str) -> Iterator[tuple[str, yaml.Node]]:
         """Keys and values of a mapping. Raises UserError for other nodes and repeated keys."""
-        with self._located(node):
-            if not isinstance(node, yaml.MappingNode):
-                raise UserError(f"Expected names and values for {what}.", "For example method: [fedavg, fedala]")
+        if not isinstance(node, yaml.MappingNode):
+            raise self._error(node, f"Expected names and values for {what}.", "For example method: [fedavg, fedala]")
         seen: set[str] = set()
         for key, value in node.value:
-            with self._located(key):
-                if not isinstance(key, yaml.ScalarNode):
-                    raise UserError("A name is expected here.")
-                if key.value in seen:
-                    raise UserError(f"{key.value} is given twice.", "Give it once, with all its values.")
+            if not isinstance(key, yaml.ScalarNode):
+                raise self._error(key, "A name is expected here.")
+            if key.value in seen:
+                raise self._error(key, f"{key.value} is given twice.", "Give it once, with all its values.")
             seen.add(key.value)
             yield key.value, value
 
     def _list(self, node: yaml.Node | None) -> list[yaml.Node]:
         if node is None:
             return []
-        with self._located(node):
-            if not isinstance(node, yaml.SequenceNode):
-                raise UserError("A list is expected here.", "Begin each entry with a dash.")
+        if not isinstance(node, yaml.SequenceNode):
+            raise self._error(node, "A list is expected here.", "Begin each entry with a dash.")
         return list(node.value)
 
     def _value(self, node: yaml.Node) -> Any:
-        with self._located(node):
-            try:
-                value = _Loader("").construct_object(node, deep=True)
-            except (yaml.YAMLError, ValueError, RecursionError):
-                raise UserError("This is no value.", "Give a number, a word or a list of these.") from None
-            return value
+        try:
+            return _Loader("").construct_object(node, deep=True)
+        except (yaml.YAMLError, ValueError, RecursionError):
+            raise self._error(node, "This is no value.", "Give a number, a word or a list of these.") from None
+
+    def _error(self, node: yaml.Node, message: str, hint: str = "") -> UserError:
+        return UserError(f"{self.path}{_at(node.start_mark)}: {message}", hint)
 
     @contextmanager
     def _located(self, node: yaml.Node) -> Iterator[None]:
         try:
             yield
         except UserError as error:
-            raise UserError(f"{self.path}{_at(node.start_mark)}: {error.message}", error.hint) from None
+            raise self._error(node, error.message, error.hint) from None
 
 
 def _at(mark: Any) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.struct_pb2 import Struct
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
@@ -67,14 +68,10 @@ class TensorBoard:
 
 
 def _start(run: Run) -> Event:
-    started = plugin_data_pb2.SessionStartInfo(start_time_secs=began(run))
-    for name, value in {**parameters(run), **tags(run)}.items():
-        if isinstance(value, bool):
-            started.hparams[name].bool_value = value
-        elif isinstance(value, int | float):
-            started.hparams[name].number_value = value
-        else:
-            started.hparams[name].string_value = str(value)
+    known = {**parameters(run), **tags(run)}
+    values = Struct()
+    values.update({name: value if isinstance(value, bool | int | float) else str(value) for name, value in known.items()})
+    started = plugin_data_pb2.SessionStartInfo(start_time_secs=began(run), hparams=values.fields)
     data = plugin_data_pb2.HParamsPluginData(session_start_info=started)
     return _parameters_page(metadata.SESSION_START_INFO_TAG, data, began(run))
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from support import planted
 from support.gpu import NAME, plugged_in
 
 from pflbench.contract import as_run
@@ -25,18 +26,6 @@ def gpu(shell, monkeypatch):
     monkeypatch.setattr(as_run, "WITH_EVERY_MODEL", ("fedavg",))
     with plugged_in() as world:
         yield world
-
-
-def ending_early(world, monkeypatch):
-    """Plants a fault: each third replay does nothing."""
-    replay, calls = type(world).replay, []
-
-    def replayed(self, tape):
-        calls.append(1)
-        if len(calls) % 3:
-            replay(self, tape)
-
-    monkeypatch.setattr(type(world), "replay", replayed)
 
 
 def test_without_a_gpu_it_says_so(shell):
@@ -77,7 +66,7 @@ def test_a_healthy_gpu_passes_and_is_remembered(shell, gpu):
 
 @pytest.mark.slow
 def test_a_fault_is_named_and_counted(shell, gpu, monkeypatch):
-    ending_early(gpu, monkeypatch)
+    planted.plant(monkeypatch, *planted.ONE_STEP_MORE)
     done = shell("doctor", "--gpu", "--json")
     found = json.loads(done.out)
     assert done.code == 1

@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import os
 import resource
-import sqlite3
+import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
-from support.command import Shell, assert_refused, finish, parsed, rows, start
-from support.privileges import unprivileged
+from support.command import Shell, finish, parsed, rows, start
+from support.spies import on_call
+
+from pflbench.engine.federation import Federation
+from pflbench.methods.fedavg import FedAvg
 
 DRY = ("--dry-run", "--json")
 SHORT = ("-d", "digits", "--rounds", "2", "--clients", "5")
-
-
-def test_a_dry_run_resolves_everything_and_does_nothing(shell: Shell, tmp_path: Path) -> None:
-    done = shell(
-        "run", "-m", "fedala", "-m", "local", "-d", "tiny", "--seeds", "0-1", "--set", "fedala.p=2", "--dry-run", "--json"
-    )
-    planned = parsed(done)
-    assert (done.code, len(planned), list(tmp_path.iterdir())) == (0, 4, [])
-    spec = planned[0]["spec"]
-    assert (spec["model"], spec["train"]["rounds"], spec["train"]["lr"]) == ("cnn", 2000, 0.005)
-    assert (spec["partition"]["scheme"], spec["partition"]["beta"], spec["partition"]["clients"]) == ("dirichlet", 0.1, 20)
-    assert (spec["method"]["hyperparameters"]["p"], spec["method"]["hyperparameters"]["s"]) == (2, 80)
-    assert len({plan["key"] for plan in planned}) == 4
 
 
 def test_results_on_stdout_messages_on_stderr_and_once_is_enough(shell: Shell) -> None:
@@ -132,8 +121,15 @@ def test_a_run_on_a_cpu_does_without_pytorch_s_compiler(tmp_path: Path) -> None:
         ("--model cnn", "Models that fit this data: logreg, mlp"),
         ("--engine fast", "Valid: auto, batched, loop"),
         ("--device tpu", "Unknown device 'tpu'"),
+        ("--device gpu:0", "Unknown device 'gpu:0'"),
+        ("--device meta", "Device 'meta' is not supported"),
         ("--device mps", "Apple's GPUs (mps) have no float64"),
         ("--db /no/such/folder/x.db", "No folder /no/such/folder"),
+        ("--chunk 0", "'0' is neither auto nor a number"),
+        ("--chunk 1.5", "'1.5' is neither auto nor a number"),
+        ("--pack 0", "--pack"),
+        ("--pack 4 --engine loop --dry-run", "--pack 4 needs --engine batched"),
+        ("--engine batched --convolution unfold", "--convolution unfold needs a GPU"),
         ("-d mnist", "pflbench data download mnist"),
         ("-p pfllib:nowhere -d mnist", "config.json is missing"),
         ("-d npz:nowhere.npz", "nowhere.npz does not exist"),
@@ -161,73 +157,40 @@ def test_what_the_second_dataset_lacks_shows_before_the_first_is_run(shell: Shel
 def test_a_gpu_that_is_not_there(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert "PyTorch sees no GPU" in shell.refused("run", "-m", "fedavg", *SHORT, "--device", "cuda")
+    assert "PyTorch sees no GPU here" in shell.refused("run", "-m", "fedavg", *SHORT, "--device", "cuda")
+    assert not Path("pflbench.db").exists()
 
 
 def test_out_of_gpu_memory_names_the_option_that_helps(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pflbench.methods.fedavg import FedAvg
+    """The same command, which fits then, continues."""
+    first = [torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")]
 
-    whole, calls = FedAvg.update, []
+    def update(_: FedAvg, fed: Federation, *__: object) -> None:
+        if fed.t == 2 and first:
+            raise first.pop()
 
-    def update(self: FedAvg, fed: object, s: object, S: object) -> object:
-        calls.append(s)
-        if len(calls) == 2:
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-        return whole(self, fed, s, S)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(FedAvg, "update", update)
+    on_call(monkeypatch, FedAvg, "update", update)
     assert "--chunk N" in shell.refused("run", "-m", "fedavg", *SHORT)
     assert rows("SELECT status, MAX(round) FROM run JOIN round ON id = run_id") == [("failed", 1)]
     assert shell("run", "-m", "fedavg", *SHORT).code == 0
     assert rows("SELECT status, MAX(round) FROM run JOIN round ON id = run_id") == [("finished", 2)]
 
 
-def test_a_database_of_another_program_is_left_alone(shell: Shell, tmp_path: Path) -> None:
-    path = tmp_path / "pflbench.db"
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE recipe (name TEXT)")
-    connection.close()
-    before = path.read_bytes()
-    assert "another program's database" in shell.refused("run", "-m", "fedavg", *SHORT)
-    path.write_bytes(b"no database at all " * 100)
-    assert "not a SQLite database" in shell.refused("run", "-m", "fedavg", *SHORT)
-    path.write_bytes(before)
-    assert rows("SELECT name FROM sqlite_master") == [("recipe",)]
-
-
-def test_a_read_only_folder(shell: Shell, tmp_path: Path) -> None:
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0o555)
-    with unprivileged():
-        done = shell("run", "-m", "fedavg", *SHORT, "--db", str(closed / "x.db"))
-    assert_refused(done)
-    assert f"Cannot open {closed / 'x.db'}" in done.err
-
-
-@contextmanager
-def files_end_at(size: int) -> Iterator[None]:
-    """Bytes beyond that are refused as by a full disk."""
+def test_a_disk_that_fills_up_loses_nothing_committed(shell: Shell) -> None:
+    """As if it did: no file may become longer."""
+    command = ("run", "-m", "local", "-d", "digits", "--rounds", "40", "--clients", "5", "--batch-size", "500")
     most, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (470_000, hard))
     try:
-        yield
+        assert "committed before is kept" in shell.refused(*command)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
-
-
-def test_a_disk_that_fills_up_loses_nothing_committed(shell: Shell) -> None:
-    command = ("run", "-m", "local", "-d", "digits", "--rounds", "40", "--clients", "5", "--batch-size", "500")
-    with files_end_at(470_000):
-        done = shell(*command)
-    assert_refused(done)
-    assert "committed before is kept" in done.err
-    ((stored,),) = rows("SELECT MAX(round) FROM round")
-    assert stored > 5
     query = "SELECT round, accuracy FROM round ORDER BY round"
-    before = rows(query)
-    assert [row[0] for row in before] == list(range(stored + 1))
+    committed = rows(query)
+    assert len(committed) > 6
+    assert [row[0] for row in committed] == list(range(len(committed)))
     assert shell(*command, "--quiet").code == 0
-    assert rows(query)[: len(before)] == before
+    assert rows(query)[: len(committed)] == committed
     assert parsed(shell("db", "check", "--json")) == {"ok": True, "problems": []}
 
 
@@ -258,3 +221,12 @@ def test_a_dry_run_is_a_table(shell: Shell) -> None:
     assert [line.split()[-1] for line in shown[1:4]] == [key[:16] for key in keys]
     assert shown[4] == "To run: 3, 1 at a time: a few minutes at most."
     assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize("wrong", ["-m fedavx", "-m fedavg -d digit", "-m fedavg --model cnnx", "-m fedfomo+ala"])
+def test_an_unknown_name_is_answered_before_torch_is_imported(wrong: str) -> None:
+    program = (
+        f"import sys; from pflbench.cli import main; code = main({['run', *wrong.split()]}); print(code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "2 False\n", done.stderr

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sqlalchemy import Engine
 from support.command import Shell
 from support.report_database import add_run, spec
 
@@ -15,13 +14,6 @@ from pflbench.errors import UserError
 from pflbench.report import paper
 from pflbench.run.plan import partition_options
 from pflbench.store import database as db
-
-FEDALA = {"method": "fedala", "dataset": "tiny"}
-
-
-@pytest.fixture
-def engine(shell: Shell) -> Engine:
-    return db.connect(db.to_url("pflbench.db"))
 
 
 @pytest.mark.parametrize(
@@ -41,10 +33,10 @@ def test_nothing_yet_says_what_makes_it(command: tuple[str, str], leads_to: str,
             add_run(made, spec("fedavg"), [0.1, 0.2])
 
 
-def test_one_run_of_the_paper_s_usual_setting_fills_its_place_in_the_table(engine: Engine, shell: Shell) -> None:
+def test_one_run_of_the_paper_s_usual_setting_fills_its_place_in_the_table(shell: Shell) -> None:
     """`run -m fedala -d tiny` is Dir(0.1), which Table 4 leaves to Table 2: it stands between Dir(0.01) and Dir(0.5)."""
-    of = spec("fedala", dataset="tiny", lr=0.005, hyperparameters=_fedala())
-    add_run(engine, of, [0.1, 0.4])
+    of = spec("fedala", dataset="tiny", lr=0.005, hyperparameters=paper.hyperparameters("fedala"))
+    add_run(db.connect(db.to_url("pflbench.db")), of, [0.1, 0.4])
     document = json.loads(shell("table", "heterogeneity", "--json").out)
     settings = list(dict.fromkeys(cell["setting"] for cell in document["cells"]))
     assert settings == ["Tiny-ImageNet, Dir(0.01)", "Tiny-ImageNet, Dir(0.1)", "Tiny-ImageNet, Dir(0.5)", "AG News, Dir(1)"]
@@ -53,10 +45,6 @@ def test_one_run_of_the_paper_s_usual_setting_fills_its_place_in_the_table(engin
     assert {cell["verdict"] for cell in document["cells"] if not cell["n"]} == {"not run"}
     assert any(note.startswith("Not run: 42 of 42 cells; next: pflbench run -m fedavg -d tiny") for note in document["notes"])
     assert "40.00" in shell("table", "heterogeneity").out
-
-
-def _fedala() -> dict[str, object]:
-    return paper.hyperparameters("fedala")
 
 
 def test_a_distribution_needs_no_run_and_no_database(shell: Shell) -> None:

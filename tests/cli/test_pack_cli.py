@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from support.command import Shell, rows
@@ -38,18 +37,6 @@ def test_a_diverged_run_is_told_and_the_exit_code_says_so(shell: Shell) -> None:
     assert (done.code, done.err.count("Error: fedprox, seed")) == (2, 2)
     assert rows("SELECT status FROM run") == [("diverged",)] * 2
     assert shell(*command).err.count("--force runs it anew") == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("--pack 0", "--pack"),
-        ("--pack 4 --engine loop --dry-run", "--pack 4 needs --engine batched"),
-    ],
-)
-def test_what_is_refused(shell: Shell, tmp_path: Path, options: str, words: str) -> None:
-    assert words in shell.refused("run", "-m", "fedavg", *SHORT, "--seeds", "0-1", *options.split())
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

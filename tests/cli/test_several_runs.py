@@ -1,11 +1,11 @@
-"""`run` with lists, and `run` and `reproduce` with --jobs: the runs of separate commands, told apart, with the same numbers."""
+"""`run` with lists, and `run` and `reproduce` with --jobs: the runs of separate commands, told apart."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from support.command import finish, parsed, rows, start
+from support.command import parsed, rows
 
 from pflbench.methods.local import Local
 
@@ -68,22 +68,3 @@ def test_reproduce_makes_as_many_as_the_limit(shell):
     assert shell(*command).code == 0
     assert rows("SELECT status FROM run") == [("finished",)] * 2
     assert "No run is missing." in shell(*command).err
-
-
-@pytest.mark.slow
-def test_several_at_a_time_have_the_numbers_of_one_after_another(tmp_path):
-    command = ("run", "-m", "fedala", "-m", "local", *SHORT, "--set", "fedala.p=1,2", *CAPPED)
-    one, two = (finish(start(*command, "--db", f"{jobs}.db", "-j", jobs, folder=tmp_path)) for jobs in ("1", "2"))
-    assert (one.code, two.code) == (0, 0), two.err
-
-    def results(out):
-        return sorted(line.split("  ", 1)[1] for line in out.splitlines())
-
-    assert results(one.out) == results(two.out)
-    assert len(results(one.out)) == 3
-    query = "SELECT key, round, accuracy, test_loss, train_loss FROM run JOIN round ON id = run_id ORDER BY 1, 2"
-    assert rows(query, tmp_path / "1.db") == rows(query, tmp_path / "2.db")
-    assert "3/3  " in two.err
-    assert one.err.count("ended by its cap") == 2, "of one after another each tells its own"
-    assert two.err.count("ended by its cap") == 1
-    assert "started" not in two.err

@@ -8,7 +8,6 @@ import pty
 import re
 import select
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -19,7 +18,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.command import PROGRAM, Shell, environment, finish, start
+from support.command import PROGRAM, Shell, environment, finish, rows, start, workers
+from support.spies import on_call
 
 from pflbench.engine.federation import Federation
 from pflbench.methods.fedavg import FedAvg
@@ -33,32 +33,24 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 @pytest.fixture(autouse=True)
 def interruptible() -> Iterator[None]:
     """Ignored, where the tests were started in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    held = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGINT, before)
-
-
-def rows(folder: Path, query: str) -> list[tuple[Any, ...]]:
-    with sqlite3.connect(folder / "pflbench.db") as connection:
-        found = connection.execute(query).fetchall()
-    connection.close()
-    return found
+    signal.signal(signal.SIGINT, held)
 
 
 def interrupted_in(monkeypatch: pytest.MonkeyPatch, *rounds: int) -> None:
     """Ctrl-C comes when a command makes one of these rounds, in each of them once."""
-    whole, left = FedAvg.update, list(rounds)
+    left = list(rounds)
 
-    def update(self: FedAvg, fed: Federation, s: Any, S: torch.Tensor) -> Any:
+    def update(_: FedAvg, fed: Federation, *__: Any) -> None:
         if fed.t in left:
             left.remove(fed.t)
             os.kill(os.getpid(), signal.SIGINT)
-        return whole(self, fed, s, S)
 
-    monkeypatch.setattr(FedAvg, "update", update)
+    on_call(monkeypatch, FedAvg, "update", update)
 
 
-def test_a_second_ctrl_c_leaves_the_first_its_checkpoint(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_ctrl_c_leaves_the_first_its_checkpoint(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Checkpoints.save
 
     def save(self: Checkpoints, snapshot: Any) -> None:
@@ -70,7 +62,7 @@ def test_a_second_ctrl_c_leaves_the_first_its_checkpoint(shell: Shell, tmp_path:
     monkeypatch.setattr(Checkpoints, "save", save)
     done = shell(*RUN)
     assert (done.code, "The same command continues" in done.err) == (130, True)
-    assert rows(tmp_path, "SELECT status FROM run") == [("interrupted",)]
+    assert rows("SELECT status FROM run") == [("interrupted",)]
     monkeypatch.setattr(Checkpoints, "save", whole)
     assert "resumed after round 3" in shell(*RUN).err
 
@@ -98,7 +90,7 @@ def broken_off(monkeypatch: pytest.MonkeyPatch, name: str, method: str) -> None:
     monkeypatch.setattr(torch, name, call)
 
 
-def test_a_signal_in_a_checkpoint_waits_for_its_end(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_in_a_checkpoint_waits_for_its_end(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     often = (*RUN, "--checkpoint-every", "0")
     broken_off(monkeypatch, "save", "write")
     done = shell(*often)
@@ -108,11 +100,11 @@ def test_a_signal_in_a_checkpoint_waits_for_its_end(shell: Shell, tmp_path: Path
     broken_off(monkeypatch, "load", "readinto")
     done = shell(*often)
     assert (done.code, "The same command continues" in done.err) == (143, True)
-    assert rows(tmp_path, "SELECT status, message FROM run") == [("interrupted", None)]
+    assert rows("SELECT status, message FROM run") == [("interrupted", None)]
     assert "resumed after round 3" in shell(*often).err
 
 
-def test_what_a_library_makes_of_an_interruption_is_one(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_library_makes_of_an_interruption_is_one(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def update(*_: Any) -> None:
         try:
             os.kill(os.getpid(), signal.SIGINT)
@@ -121,7 +113,7 @@ def test_what_a_library_makes_of_an_interruption_is_one(shell: Shell, tmp_path: 
 
     monkeypatch.setattr(FedAvg, "update", update)
     assert shell(*RUN).code == 130
-    assert rows(tmp_path, "SELECT status, message FROM run") == [("interrupted", None)]
+    assert rows("SELECT status, message FROM run") == [("interrupted", None)]
 
 
 def test_of_several_signals_the_first_interrupts() -> None:
@@ -149,18 +141,18 @@ print(told)
     assert done.stderr.count("Stopping after this step") == 6, "each is answered at once"
 
 
-def test_force_goes_on_with_the_attempt_that_it_began(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_force_goes_on_with_the_attempt_that_it_began(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     shell(*RUN)
     interrupted_in(monkeypatch, 2, 3, 5)
     told = [shell(*RUN, "--force").err for _ in range(4)]
     assert [re.findall(r"resumed after round (\d)", one) for one in told] == [[], ["1"], ["2"], ["4"]]
-    assert rows(tmp_path, "SELECT attempt, status FROM run") == [(1, "finished"), (2, "finished")]
-    first, second = (rows(tmp_path, f"SELECT round, accuracy, test_loss FROM round WHERE run_id = {run}") for run in (1, 2))
+    assert rows("SELECT attempt, status FROM run") == [(1, "finished"), (2, "finished")]
+    first, second = (rows(f"SELECT round, accuracy, test_loss FROM round WHERE run_id = {run}") for run in (1, 2))
     assert first == second
     interrupted_in(monkeypatch, 2)
     shell(*RUN, "--force")
     assert "started" in shell(*RUN, "--force", "--save-artifacts-every", "1").err, "it keeps arrays, which the other did not"
-    assert rows(tmp_path, "SELECT status FROM run") == [("finished",)] * 2 + [("interrupted",), ("finished",)]
+    assert rows("SELECT status FROM run") == [("finished",)] * 2 + [("interrupted",), ("finished",)]
 
 
 def until(process: subprocess.Popen[str], said: str) -> None:
@@ -179,8 +171,8 @@ def test_what_schedulers_send_is_taken_as_ctrl_c(shell: Shell, tmp_path: Path, n
     done = finish(process)
     assert done.code == CODES[number]
     assert "Interrupted. The same command continues" in done.err
-    assert rows(tmp_path, "SELECT status FROM run") == [("interrupted",)]
-    ((kept,),) = rows(tmp_path, "SELECT MAX(round) FROM round")
+    assert rows("SELECT status FROM run") == [("interrupted",)]
+    ((kept,),) = rows("SELECT MAX(round) FROM round")
     process = start(*LONG, folder=tmp_path)
     until(process, f"resumed after round {kept}")
     process.kill()
@@ -194,7 +186,7 @@ def test_nohup_holds(tmp_path: Path) -> None:
     until(process, "round 0/")
     process.send_signal(signal.SIGHUP)
     assert finish(process).code == 0
-    assert rows(tmp_path, "SELECT status FROM run") == [("finished",)]
+    assert rows("SELECT status FROM run", tmp_path / "pflbench.db") == [("finished",)]
 
 
 @pytest.mark.slow
@@ -215,7 +207,7 @@ def test_a_terminal_that_is_closed(tmp_path: Path) -> None:
         assert process.wait(30) == 129
     finally:
         process.kill()
-    assert rows(tmp_path, "SELECT status FROM run") == [("interrupted",)]
+    assert rows("SELECT status FROM run", tmp_path / "pflbench.db") == [("interrupted",)]
     assert len(list(tmp_path.glob("*.checkpoints/*.pt"))) == 1
 
 
@@ -230,10 +222,6 @@ def test_serve_ends(shell: Shell, tmp_path: Path) -> None:
     assert (done.code, "Traceback" in done.err) == (143, False)
 
 
-def workers(process: subprocess.Popen[str]) -> list[int]:
-    return [int(line) for line in os.popen(f"pgrep -P {process.pid} -f spawn_main").read().split()]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("whom", ["the command", "all", "a worker"])
 def test_workers_keep_their_checkpoints(shell: Shell, tmp_path: Path, whom: str) -> None:
@@ -243,7 +231,7 @@ def test_workers_keep_their_checkpoints(shell: Shell, tmp_path: Path, whom: str)
     shell("db", "upgrade")
     process = start(*command, folder=tmp_path)
     reached = "SELECT COUNT(DISTINCT run_id) FROM round WHERE round > 2"
-    while rows(tmp_path, reached) != [(2,)]:
+    while rows(reached) != [(2,)]:
         assert process.poll() is None
         time.sleep(0.1)
     for pid in {"the command": [process.pid], "all": [process.pid, *workers(process)], "a worker": workers(process)[:1]}[whom]:
@@ -251,11 +239,31 @@ def test_workers_keep_their_checkpoints(shell: Shell, tmp_path: Path, whom: str)
     done = finish(process)
     assert "Traceback" not in done.err
     assert done.code == (0 if whom == "a worker" else 143)
-    assert rows(tmp_path, "SELECT attempt, status FROM run") == [(1, "finished" if whom == "a worker" else "interrupted")] * 2
+    assert rows("SELECT attempt, status FROM run") == [(1, "finished" if whom == "a worker" else "interrupted")] * 2
     kept = 0 if whom == "a worker" else 2
     assert len(list(tmp_path.glob("*.checkpoints/*.pt"))) == kept
     if kept:
         assert "Interrupted. The same command continues" in done.err
+
+
+def test_a_deliberate_second_ctrl_c_ends_what_hangs() -> None:
+    program = """
+import os, signal, time
+from pflbench import interrupts
+interrupts.DELIBERATE = 0.1
+with interrupts.caught(last=True), interrupts.held():
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGINT)
+    print("not by two at once", flush=True)
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("nor by a scheduler", flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+    print("but now")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (130, "not by two at once\nnor by a scheduler\n")
+    assert "Stopped at once. The same command continues" in done.stderr
 
 
 def test_what_comes_after_the_last_block_is_ignored() -> None:

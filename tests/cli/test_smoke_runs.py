@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 
 import pytest
-from support.command import Shell
+from support.command import Shell, rows
 
 
 def test_smoke_runs_stay_out_unless_asked_for(shell: Shell) -> None:
@@ -37,7 +36,5 @@ def test_only_smoke_is_kept_apart(shell: Shell) -> None:
     """The record says for which scale a run was made; `run` says none."""
     shell("reproduce", "ablation", "--scale", "smoke", "-q")
     shell("run", "-m", "fedavg", "-d", "digits", "--rounds", "1", "-q")
-    with sqlite3.connect("pflbench.db") as connection:
-        made = connection.execute("SELECT id, json_extract(environment, '$.scale') FROM run ORDER BY id").fetchall()
-    connection.close()
+    made = rows("SELECT id, json_extract(environment, '$.scale') FROM run ORDER BY id")
     assert made == [(1, "smoke"), (2, "smoke"), (3, None)]

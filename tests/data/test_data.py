@@ -94,6 +94,7 @@ def test_defaults_are_the_papers() -> None:
         "cifar100": ("cnn", 0.005, 10),
         "tiny": ("cnn", 0.005, 20),
         "agnews": ("fasttext", 0.1, 2),
+        "har": ("harcnn", 0.01, 2),
     }
     paper = [data.defaults(DataSpec(name=n), Path("data")) for n in data.DATASETS if n != "digits"]
     assert {(d.rounds, d.clients, d.beta) for d in paper} == {(2000, 20, 0.1)}

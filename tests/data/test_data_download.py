@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.command import Shell
 
 from pflbench import data
 from pflbench._torchvision import torchvision
-from pflbench.data import agnews, fetch, tiny
+from pflbench.data import agnews, fetch, har, tiny
 from pflbench.errors import UserError
 
 CONTENT = bytes(range(256)) * 4000
@@ -160,6 +161,34 @@ def test_tiny_is_checked_and_used_as_the_zip_it_is(server: Server, tmp_path: Pat
     data.download("tiny", tmp_path)  # it is there: the server is not asked
     assert [f.state for f in data.verify("tiny", tmp_path)] == ["ok"]
     assert data.load(data.parse("tiny", tmp_path), tmp_path).x.shape == (2, 3, 4, 4)
+
+
+def test_har_keeps_the_zip_file_inside_the_one_that_is_downloaded(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No published checksum of it is known: what the server sends is taken, if it holds the zip file with readable data."""
+    monkeypatch.setattr(har, "URL", f"{server.url}/har.zip")
+    monkeypatch.setattr(har, "read", lambda place, progress=None: data.Arrays(np.zeros((2, 3)), np.zeros(2, int), ("a",)))
+    for content in (b"<html>", zipped({"README.txt": b""})):
+        server.files["/har.zip"] = content
+        with pytest.raises(
+            UserError, match=r"har.zip could not be downloaded: .*(not a zip file|holds no 'UCI HAR Dataset.zip')"
+        ):
+            data.download("har", tmp_path)
+        assert list((tmp_path / "har").iterdir()) == []
+    server.files["/har.zip"] = zipped({"UCI HAR Dataset.names": b"", "UCI HAR Dataset.zip": b"inner"})
+    data.download("har", tmp_path)
+    server.files.clear()
+    data.download("har", tmp_path)  # it is there: the server is not asked
+    assert [(path.name, path.read_bytes()) for path in (tmp_path / "har").iterdir()] == [("UCI HAR Dataset.zip", b"inner")]
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        for name, content in files.items():
+            file.writestr(name, content)
+    return buffer.getvalue()
 
 
 def idx(labels: list[int] | None, n: int) -> bytes:

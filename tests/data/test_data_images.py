@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from PIL import Image
+from support.spies import on_call
 
 from pflbench import data
 from pflbench.data import images, tiny
@@ -17,11 +18,6 @@ from pflbench.data.cache import cached
 from pflbench.errors import UserError
 
 Pixels = npt.NDArray[np.uint8]
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
 
 
 def pixels(seed: int, *, size: int = 6, grey: bool = False) -> Pixels:
@@ -33,6 +29,12 @@ def put(path: Path, array: Pixels) -> Pixels:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(array).save(path)
     return array
+
+
+def put_two(source: Path) -> None:
+    """Two classes of one image each."""
+    for name in "ab":
+        put(source / name / "0.png", pixels(ord(name)))
 
 
 def load(path: Path, root: Path) -> data.Arrays:
@@ -110,18 +112,11 @@ def test_many_images_decode_in_a_pool_as_they_do_here(tmp_path: Path, monkeypatc
 
 def test_the_second_load_decodes_nothing_and_a_change_decodes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "s"
-    for name in "ab":
-        put(source / name / "0.png", pixels(0))
-    before = load(source, tmp_path)
+    put_two(source)
+    first = load(source, tmp_path)
     decoded: list[str] = []
-    real = images._decode
-
-    def spy(root: Path, name: str, *more: tuple[int, ...]) -> tuple[Pixels, bool]:
-        decoded.append(name)
-        return real(root, name, *more)
-
-    monkeypatch.setattr(images, "_decode", spy)
-    np.testing.assert_array_equal(load(source, tmp_path).x, before.x)
+    on_call(monkeypatch, images, "_decode", lambda root, name, *_: decoded.append(name))
+    np.testing.assert_array_equal(load(source, tmp_path).x, first.x)
     assert decoded == []
     put(source / "b" / "0.png", pixels(1))
     np.testing.assert_array_equal(load(source, tmp_path).x[1], pixels(1).transpose(2, 0, 1))
@@ -130,21 +125,20 @@ def test_the_second_load_decodes_nothing_and_a_change_decodes_again(tmp_path: Pa
 
 def test_a_cut_off_cache_is_rebuilt(tmp_path: Path) -> None:
     source = tmp_path / "s"
-    for name in "ab":
-        put(source / name / "0.png", pixels(ord(name)))
-    before = load(source, tmp_path).x.copy()
+    put_two(source)
+    expected = load(source, tmp_path).x.copy()
     (cache,) = (tmp_path / ".cache").glob("*.npy")
     cache.write_bytes(cache.read_bytes()[:-7])
-    np.testing.assert_array_equal(load(source, tmp_path).x, before)
+    np.testing.assert_array_equal(load(source, tmp_path).x, expected)
     assert not list((tmp_path / ".cache").glob("*.part"))
 
 
-def test_the_user_cache_serves_where_the_data_folder_cannot_be_written(tmp_path: Path) -> None:
+def test_the_user_cache_serves_where_the_data_folder_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
     root = tmp_path / "root"
     root.mkdir()
     (root / ".cache").write_text("a file is in the way")
-    for name in "ab":
-        put(tmp_path / "s" / name / "0.png", pixels(0))
+    put_two(tmp_path / "s")
     assert len(load(tmp_path / "s", root).y) == 2
     assert list((tmp_path / "user-cache" / "pflbench").glob("*.npy"))
     shutil.rmtree(tmp_path / "user-cache")
@@ -165,8 +159,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
 
 
 def test_the_content_follows_bytes_and_names_but_not_the_place(tmp_path: Path) -> None:
-    for name in "ab":
-        put(tmp_path / "s" / name / "0.png", pixels(ord(name)))
+    put_two(tmp_path / "s")
 
     def content(folder: str) -> str | None:
         return data.parse(f"folder:{tmp_path / folder}", tmp_path).content

@@ -80,16 +80,12 @@ def test_other_data_have_another_key(shell: Shell) -> None:
     assert str(named.content).startswith("08c9fb9965aa"), "as stored runs have it"
 
 
-def test_defaults_follow_the_samples(shell: Shell) -> None:
-    for shape, model in (((8, 20, 20), "cnn"), ((8, 8, 8), "mlp"), ((8, 5), "mlp")):
-        spec = data.parse(function(f"np.zeros({shape}), np.arange(8) % 2"), Path("data"))
-        assert data.defaults(spec, Path("data")).model == model
-
-
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        ("np.full((8, 3), np.nan), np.arange(8) % 2", "x has values that are not finite"),
+        ("np.full((8, 3), np.nan), np.arange(8) % 2", "the data hold NaN or infinity: x has values that are not finite"),
+        ("np.full((8, 3), np.inf), np.arange(8) % 2", "x has values that are not finite"),
+        ("np.full((8, 3), 1e300), np.arange(8) % 2", "x has values beyond what float32 holds"),
         ("np.zeros((8, 3)), np.arange(7) % 2", "x has 8 samples, y has 7 labels"),
         ("np.zeros((8, 3)), np.arange(8) % 3, ['a', 'b']", "labels that `classes`, of length 2, does not name"),
         ("np.zeros((8, 3)), np.zeros(8, int)", "has 1 classes"),
@@ -104,6 +100,7 @@ def test_defaults_follow_the_samples(shell: Shell) -> None:
         ("{'x': np.full((8, 3), 9), 'y': np.arange(8) % 2, 'vocabulary': 9}", "x has tokens from 9 to 9"),
         ("{'x': np.zeros((8, 3)), 'y': np.arange(8) % 2, 'vocabulary': 9}", "x is float64 with the shape"),
         ("{'x': np.zeros((8, 3), int), 'y': np.arange(7) % 2, 'vocabulary': 9}", "x has 8 samples, y has 7 labels"),
+        ("{'x': np.zeros((8, 3)), 'y': np.arange(8) % 2, 'owner': np.zeros(8)}", "owner is float64"),
         ("np.zeros(3)[5]", r"failed \(line \d+\): IndexError"),
         ("np.random.normal(size=(8, 3)), np.arange(8) % 2", "gives other data each time"),
     ],

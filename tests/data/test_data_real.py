@@ -15,11 +15,6 @@ from pflbench import data
 from pflbench.data import folder, images
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
-
-
 def test_mnist() -> None:
     """Class sizes of methods.md 3.2, the first test labels, and the mean and deviation that are commonly used."""
     real("mnist/MNIST/raw")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,6 @@ import pytest
 from pflbench import data
 from pflbench.data import text
 from pflbench.errors import UserError
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +106,7 @@ def test_a_corrupt_agnews_file_is_named_and_not_used(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"test\.csv is corrupt: .*test\.csv, near line 3") as e:
         data.load(data.parse("agnews:test", tmp_path), tmp_path)
     assert "pflbench data download agnews" in e.value.hint
-    assert [f.state for f in data.verify("agnews", tmp_path, "test")] == ["corrupt"]
+    assert [f.state for f in data.verify("agnews:test", tmp_path)] == ["corrupt"]
 
 
 def own(tmp_path: Path, content: str | bytes) -> data.Arrays:
@@ -130,6 +126,18 @@ def test_own_texts_without_a_header_and_labels_in_order_of_their_value(tmp_path:
     arrays = own(tmp_path, "10,title,words\n9,title,other words\n-1,x,y\n")
     assert (arrays.classes, arrays.y.tolist()) == (("-1", "9", "10"), [2, 1, 0])
     assert arrays.x[1, :4].tolist() == [1, 3, 2, 0]  # title 2, words 2, other 1
+    long = "9" * 6000  # more digits than Python makes a number of
+    assert own(tmp_path, f"label,text\n{long},a b\n10,c\n9,d\n--5,e\n-3,f\n").classes == ("-3", "9", "10", "--5", long)
+
+
+def test_a_cache_of_a_version_without_owners_hides_none(tmp_path: Path) -> None:
+    content = "label,text,owner\n0,a,ann\n1,b,bob\n"
+    path = tmp_path / ".cache" / f"{hashlib.sha256(content.encode()).hexdigest()[:32]}.text.npz"
+    path.parent.mkdir()
+    np.savez(path, x=np.zeros((2, 200), np.int32), y=np.arange(2), classes=["0", "1"], vocabulary=3, train_size=np.array([], int))
+    owner = own(tmp_path, content).owner
+    assert owner is not None
+    assert owner.tolist() == ["ann", "bob"]
 
 
 @pytest.mark.parametrize(

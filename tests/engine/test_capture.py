@@ -1,13 +1,12 @@
 """Captured steps: the same numbers, few programs, no Python in between; and what cannot be captured is said."""
 
-from __future__ import annotations
-
 import json
-import sqlite3
 
 import numpy as np
 import pytest
 import torch
+from support.command import rows
+from support.spies import on_call
 
 from pflbench.contract.as_run import method as make
 from pflbench.contract.recorded import Recorded
@@ -117,8 +116,8 @@ def test_batches_of_different_sizes_are_one_block_with_weights():
 def test_after_the_first_round_no_step_runs_python(monkeypatch):
     method, fed = make("fedala"), captured()
     state = train(method, fed, 2)
-    programs, calls, whole = fed.executor.programs.record()["programs"], [], Samples.batch
-    monkeypatch.setattr(Samples, "batch", lambda self, index: calls.append(index.shape) or whole(self, index))
+    programs, calls = fed.executor.programs.record()["programs"], []
+    on_call(monkeypatch, Samples, "batch", lambda _, index: calls.append(index.shape))
     S = fed.all_trainable()
     state = method.update(fed.at(3), state, S)
     assert calls == []
@@ -135,17 +134,16 @@ def test_memory_is_given_back():
 
 
 def test_memory_that_runs_out_while_a_program_is_made_is_given_back(monkeypatch):
-    fed, whole, held = captured(), Programs._take, []
+    fed, held = captured(), []
 
     def take(self, taken, like, device):
         if len(like) == len(SPREAD) and taken.total() == 2:
             raise torch.OutOfMemoryError
-        return whole(self, taken, like, device)
 
     def release(device):
         held.append([row for rows in fed.executor.programs._pool.values() for row in rows])
 
-    monkeypatch.setattr(Programs, "_take", take)
+    on_call(monkeypatch, Programs, "_take", take)
     monkeypatch.setattr("pflbench.engine.memory.release", release)
     assert_same(train(make("fedavg"), fed, 1), train(make("fedavg"), federation("mlp", "loop", n=SPREAD), 1), 1e-10)
     assert held == [[]], "nothing is left of the program for all when half as many are tried"
@@ -211,9 +209,8 @@ def test_a_run_says_once_that_steps_are_not_captured_and_why(shell, monkeypatch)
     done = shell("run", "-m", "fedavg", "-d", "digits", "--rounds", "2", "--batch-size", "50", "--engine", "batched")
     assert done.err.count("without a CUDA graph") == 1
     assert "with the same results: RuntimeError: no such luck. Python launches each" in " ".join(done.err.split())
-    with sqlite3.connect("pflbench.db") as database:
-        ((environment,),) = database.execute("SELECT environment FROM run").fetchall()
-    assert list(json.loads(environment)["steps"]["apart"]) == ["not captured: RuntimeError: no such luck"]
+    ((steps,),) = rows("SELECT json_extract(environment, '$.steps') FROM run")
+    assert list(json.loads(steps)["apart"]) == ["not captured: RuntimeError: no such luck"]
 
 
 class Idle(Recorded):

@@ -1,7 +1,5 @@
 """Convolutions of all clients at once: three ways with the same numbers, of which the fastest is taken on a GPU."""
 
-from __future__ import annotations
-
 import copy
 import threading
 
@@ -10,6 +8,7 @@ import pytest
 import torch
 from support.gpu import faultless
 from support.gpu.trial import compare
+from support.spies import on_call
 from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
@@ -22,8 +21,7 @@ from pflbench.engine.batched.batched_executor import BatchedExecutor
 from pflbench.engine.batched.convolutions import CONVOLUTIONS, convolve_by, fastest
 from pflbench.engine.batched.layers import Together
 from pflbench.engine.samples import Samples
-from pflbench.errors import UserError
-from pflbench.run.execution import Execution, checked, find_device
+from pflbench.run.execution import Execution, find_device
 from pflbench.run.federation_data import load_federation_data
 from pflbench.run.memory_estimate import Peak, footprint
 from pflbench.run.plan import RunOptions, plan
@@ -86,8 +84,8 @@ def test_a_layer(case, way, most, monkeypatch):
 
 def test_channels_of_a_call_end_where_cuda_s_grids_do(monkeypatch):
     """A block of ResNet-18 with 512 channels, of 128 clients: 65,536 channels."""
-    channels, convolve = [], F.conv2d
-    monkeypatch.setattr(F, "conv2d", lambda x, *more: channels.append(x.shape[1]) or convolve(x, *more))
+    channels = []
+    on_call(monkeypatch, F, "conv2d", lambda x, *_: channels.append(x.shape[1]))
     layer = nn.Conv2d(512, 2, 1)
     convolve_by(layer, "groups")
     params = {"weight": torch.zeros(128, 2, 512, 1, 1), "bias": torch.zeros(128, 2)}
@@ -120,8 +118,8 @@ def test_captured_on_the_gpu_made_of_python(way):
 
 def test_images_need_no_gradient(monkeypatch):
     """Of the first layer: half of its work backward."""
-    folded, fold = [], F.fold
-    monkeypatch.setattr(F, "fold", lambda x, *more: folded.append(x.shape[1]) or fold(x, *more))
+    folded = []
+    on_call(monkeypatch, F, "fold", lambda x, *_: folded.append(x.shape[1]))
     fed = federation("cnn", "batched", n=(5, 5), convolution="unfold")
     fed.at(1).sgd(fed.everyone(fed.initial()), fed.all_trainable())
     assert folded == [2 * 32 * 25], "two clients, windows of the second layer"
@@ -155,14 +153,12 @@ def images(tmp_path):
 def test_the_run_s_own_steps_are_timed(images, join_ratio, chunk, clients, monkeypatch):
     """Forward and backward, each way in a thread of its own, in which PyTorch knows nothing of what cuDNN chose for another."""
     spec, setting = images(join_ratio=join_ratio)
-    seen, sgd, backward = [], BatchedExecutor._sgd, Together.backward
+    seen, threads, backward = [], [], Together.backward
 
     def noted(own, asked):
         seen.append((own.convolution, torch.backends.cudnn.benchmark, asked.models.shape[0], threading.current_thread()))
-        return sgd(own, asked)
 
-    threads = []
-    monkeypatch.setattr(BatchedExecutor, "_sgd", noted)
+    on_call(monkeypatch, BatchedExecutor, "_sgd", noted)
     monkeypatch.setattr(Together, "backward", staticmethod(lambda *a: threads.append(threading.current_thread()) or backward(*a)))
     with faultless():
         fed = prepare(spec, setting, find_device("auto"), Execution(chunk=chunk)).federation()
@@ -198,11 +194,6 @@ def test_there_is_a_choice_for_convolutions_on_a_gpu_alone(device, model, asked,
     monkeypatch.setattr(convolutions, "fastest", lambda _: "measured")
     run = prepare(spec, setting, torch.device(device), Execution(device, "batched", convolution=asked))
     assert run.convolution(run.initial_model(), samples, 4) == chosen
-
-
-def test_on_a_cpu_there_is_no_choice():
-    with pytest.raises(UserError, match="--convolution unfold needs a GPU"):
-        checked(Execution("cpu", "batched", convolution="unfold"))
 
 
 def test_memory_for_columns_is_in_the_estimate(images):

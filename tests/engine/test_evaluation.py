@@ -1,10 +1,9 @@
 """Evaluation: models of the clients' own and models that several share, by every executor, against plain PyTorch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
+from support.spies import on_call
 from torch.func import functional_call
 from torch.nn import functional as F
 
@@ -95,9 +94,7 @@ def test_a_shared_model_is_not_copied_for_each_client(monkeypatch):
         fed.evaluate(fed.initial(), torch.arange(20))
     assert peak.largest < 2 * fed.initial().nbytes
     loads = []
-    monkeypatch.setattr(
-        Worker, "load", lambda self, row, buffers, load=Worker.load: loads.append(self) or load(self, row, buffers)
-    )
+    on_call(monkeypatch, Worker, "load", lambda worker, *_: loads.append(worker))
     looped = federation("mlp", "loop", n=(2,) * 20)
     looped.evaluate(looped.initial(), torch.arange(20))
     assert len(loads) == len(set(loads)) <= looped.executor.workers

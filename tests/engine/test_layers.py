@@ -1,7 +1,5 @@
 """Layers of all clients at once give what PyTorch's layers give each client by itself, and copy no images on the way."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

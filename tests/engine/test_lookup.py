@@ -1,7 +1,5 @@
 """The step of an embedding: the rows of the batch's tokens are changed where they lie, and the table is not copied."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

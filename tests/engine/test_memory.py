@@ -1,16 +1,12 @@
 """Memory: what is counted, how many clients are computed at a time, and what happens when there is not enough."""
 
-from __future__ import annotations
-
-import json
-import sqlite3
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from support.cases import rest_slow
+from support.spies import on_call
 
 from pflbench.contract.as_run import method as make
 from pflbench.contract.small import federation, tensors, train
@@ -25,7 +21,6 @@ from pflbench.run.memory_estimate import Peak
 from pflbench.run.record import messages
 
 CPU = torch.device("cpu")
-DIGITS = ("-d", "digits", "--rounds", "2", "--batch-size", "50", "--engine", "batched")
 
 
 def batched(chunks=None, model="mlp", **how):
@@ -36,16 +31,15 @@ def batched(chunks=None, model="mlp", **how):
 
 def limit(monkeypatch, clients):
     """No more clients than this fit: the second batch of more of them fails, after a step that changed what it could."""
-    whole, calls = Samples.batch, []
+    calls = []
 
     def batch(self, index):
         if self.device.type != "meta" and index.dim() == 2 and len(index) > clients:
             calls.append(len(index))
             if len(calls) % 2 == 0:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-        return whole(self, index)
 
-    monkeypatch.setattr(Samples, "batch", batch)
+    on_call(monkeypatch, Samples, "batch", batch)
 
 
 # -- what is counted --------------------------------------------------------------------------------------------------
@@ -93,16 +87,31 @@ def test_free_memory_of_a_gpu_is_what_the_driver_has_once_the_cache_is_empty(ref
     assert memory.free(torch.device("cuda")) == free
 
 
+def container(folder, **files):
+    """What Linux says of its memory."""
+    for name, text in files.items():
+        (folder / f"memory.{name}").write_text(f"{text}\n")
+
+
 def test_free_memory_of_a_cpu_is_within_the_container_s_limit(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "CGROUP", tmp_path)
     of_machine = memory.free(CPU)
-    (tmp_path / "memory.max").write_text("9000000\n")
-    (tmp_path / "memory.current").write_text("5000000\n")
-    (tmp_path / "memory.stat").write_text("anon 3000000\ninactive_file 1500000\nactive_file 400000\nslab 7\n")
+    in_use = "anon 3000000\ninactive_file 1500000\nactive_file 400000\nslab 7"
+    container(tmp_path, max=9_000_000, current=5_000_000, stat=in_use)
     assert memory.free(CPU) == 5_900_000
-    (tmp_path / "memory.max").write_text("max\n")
+    container(tmp_path, max="max")
     if of_machine is not None:
         assert memory.free(CPU) == pytest.approx(of_machine, rel=0.5)
+
+
+def test_what_else_takes_memory_does_not_change_how_many_fit_a_cpu(monkeypatch, tmp_path):
+    """Their number decides the last digits of a result."""
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    rooms = []
+    for used in (100, 9_000_000):
+        container(tmp_path, max=10_000_000, current=used, stat="inactive_file 0")
+        rooms.append((memory.room(CPU), memory.free(CPU)))
+    assert rooms == [(5_000_000, 9_999_900), (5_000_000, 1_000_000)]
 
 
 # -- how many clients at a time ---------------------------------------------------------------------------------------
@@ -191,16 +200,17 @@ QUICK = [("fedavg", "mlp"), ("fedala", "mlp"), ("fedrep+ala", "mlp"), ("fedavg",
     ("name", "model"), rest_slow(dict.fromkeys([*QUICK, *((name, "mlp") for name in METHODS), ("fedala", "batchnorm")]), *QUICK)
 )
 def test_neither_fitting_nor_running_out_changes_a_method(name, model, monkeypatch):
-    fed, method = batched(model=model), make(name)
+    method = make(name)
+    fed = batched(model=model, around=method.model)
     whole = train(method, fed, 1)
     tested = fed.evaluate(method.deployed(whole), fed.all_trainable(), method.tested_model)
 
     def same(chunks):
-        other = batched(chunks, model)
+        other = batched(chunks, model, around=method.model)
         state = train(method, other, 1)
         assert_same(whole, state, 1e-12)
-        for which, rows in fed.buffers.items():
-            torch.testing.assert_close(other.buffers[which], rows, rtol=0, atol=1e-12)
+        for which, buffers in fed.buffers.items():
+            torch.testing.assert_close(other.buffers[which], buffers, rtol=0, atol=1e-12)
         scores = other.evaluate(method.deployed(state), other.all_trainable(), method.tested_model)
         assert scores.correct.tolist() == tested.correct.tolist()
         assert scores.loss == pytest.approx(tested.loss, abs=1e-12)
@@ -224,71 +234,31 @@ def test_running_out_counts_no_loss_twice(monkeypatch):
         scanned = fed.executor.do(Scan(steps, step, rows, {"w": rows}, {}, buffers.unsqueeze(1)))
         return torch.stack([scanned.loss, scanned.last_loss, fed.executor.do(Sgd(steps, rows, buffers, 0.1)).loss])
 
-    before = losses()
+    expected = losses()
     limit(monkeypatch, 2)
-    torch.testing.assert_close(losses(), before, rtol=0, atol=1e-12)
+    torch.testing.assert_close(losses(), expected, rtol=0, atol=1e-12)
     assert fed.executor.chunks.shortages
 
 
 def test_running_out_in_evaluation_shrinks_its_batches_too(monkeypatch):
     fed = batched(tests=(90, 4, 30, 70, 110))
     models, S = fed.everyone(fed.initial()), fed.all_trainable()
-    before = fed.evaluate(models, S)
+    expected = fed.evaluate(models, S)
     monkeypatch.setattr("pflbench.engine.batched.batched_executor.EVALUATED_AT_ONCE", 64)
-    seen, whole = [], Samples.batch
+    seen = []
 
     def batch(self, index):
         seen.append(index.numel())
         if index.numel() > 40 and len(seen) % 2 == 0:
             raise torch.OutOfMemoryError
-        return whole(self, index)
 
-    monkeypatch.setattr(Samples, "batch", batch)
+    on_call(monkeypatch, Samples, "batch", batch)
     after = fed.evaluate(models, S)
     assert seen[:3] == [60, 48, 32], "12 of each of 5 clients, then of the 4 that have more; then 16 of each of 2"
     assert max(seen[2:]) == 32
-    assert after.correct.tolist() == before.correct.tolist()
-    assert after.loss == pytest.approx(before.loss)
+    assert after.correct.tolist() == expected.correct.tolist()
+    assert after.loss == pytest.approx(expected.loss)
     assert fed.executor.chunks.record()["clients"] == {"evaluation": 2}
-
-
-# -- a run ------------------------------------------------------------------------------------------------------------
-
-
-def stored(query):
-    with sqlite3.connect("pflbench.db") as database:
-        return database.execute(query).fetchall()
-
-
-def test_a_run_says_once_that_memory_ran_out_and_records_it(shell, monkeypatch):
-    assert shell("run", "-m", "fedavg", *DIGITS).code == 0
-    with monkeypatch.context() as patched:
-        limit(patched, 4)
-        done = shell("run", "-m", "fedavg", *DIGITS, "--force")
-    assert done.code == 0
-    assert done.err.count("Out of memory in training with 10 clients at a time: 2 at a time from here on") == 1
-    (first,), (second,) = stored("SELECT environment FROM run ORDER BY id")
-    enough = json.loads(first)["chunk"]
-    assert enough.pop("estimate") >= 10
-    assert enough == {"asked": "auto", "clients": {}, "out_of_memory": []}
-    found = json.loads(second)["chunk"]
-    assert found["clients"]["training"] == 2
-    assert found["out_of_memory"][0] == {"work": "training", "clients": 10, "then": 5, "round": 1}
-    assert json.loads(second)["torch_threads"] >= 1, "the rest of the record is kept"
-    a, b = (stored(f"SELECT accuracy FROM round WHERE run_id = {run} ORDER BY round") for run in (1, 2))
-    assert a == b
-    assert len(a) == 3
-
-
-def test_a_client_too_large_for_the_memory_ends_the_run(shell, monkeypatch):
-    limit(monkeypatch, 0)
-    assert "Out of GPU memory" in shell.refused("run", "-m", "fedavg", *DIGITS)
-    assert stored("SELECT status, message FROM run") == [("failed", "out of GPU memory")]
-
-
-@pytest.mark.parametrize("chunk", ["0", "-2", "x", "1.5"])
-def test_a_chunk_that_is_none(shell, chunk):
-    assert "neither auto nor a number" in shell.refused("run", "-m", "fedavg", *DIGITS, "--chunk", chunk)
 
 
 # -- nothing of size C x C x P ----------------------------------------------------------------------------------------
@@ -307,14 +277,3 @@ def test_no_tensor_is_larger_than_twice_all_models(name):
     with Peak() as offence:
         (torch.ones(C, C, 1) * theta).sum(1)
     assert offence.largest == C * one, "such a one would be seen"
-
-
-def test_what_else_takes_memory_does_not_change_how_many_fit_a_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Their number decides the last digits of a result."""
-    monkeypatch.setattr(memory, "CGROUP", tmp_path)
-    rooms = []
-    for used in (100, 9_000_000):
-        for name, value in (("max", 10_000_000), ("current", used), ("stat", "inactive_file 0")):
-            (tmp_path / f"memory.{name}").write_text(str(value))
-        rooms.append((memory.room(CPU), memory.free(CPU)))
-    assert rooms == [(5_000_000, 9_999_900), (5_000_000, 1_000_000)]

@@ -1,7 +1,5 @@
 """Models in colour, and modules as users write them: all executors give the same rows, buffers, losses and evaluation."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""The executors of a pack: one run goes on at a time, each has its part of the time, and like requests become one."""
+"""The executors of a pack: one run goes on at a time, and like requests become one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from pflbench.contract.small import federation
-from pflbench.engine.batched.batched_executor import BatchedExecutor
 from pflbench.engine.packed.packed_executor import Pack
-from pflbench.engine.requests import Evaluate, Evaluated
 
-# -- the time, and taking turns ------------------------------------------------------------------------------------------
+# -- taking turns -------------------------------------------------------------------------------------------------------
 
 
 def together(*works: Any) -> tuple[Pack, list[Any]]:
@@ -30,29 +28,6 @@ def together(*works: Any) -> tuple[Pack, list[Any]]:
     for number, item in pack.together([generator(k) for k in range(len(works))]):
         result[number] = item
     return pack, [result[k] for k in range(len(works))]
-
-
-def test_each_is_charged_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call of 12 s for three is 4 s of each; what a run does by itself is its own; waiting is nobody's."""
-    now = [100.0]
-
-    def evaluated(_: Any, asked: Evaluate) -> Evaluated:
-        now[0] += 12
-        return Evaluated(torch.zeros(len(asked.plan)), torch.zeros(len(asked.plan)))
-
-    monkeypatch.setattr(BatchedExecutor, "do", evaluated)
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    fed = federation()
-
-    def work(own: float, executor: Any) -> float:
-        now[0] += own
-        fed.executor = executor
-        fed.evaluate(fed.initial(), torch.arange(fed.size))
-        seconds: float = executor.clock()
-        return seconds
-
-    assert together(*(partial(work, own) for own in (0, 5, 10)))[1] == [4, 9, 14]
-    assert now[0] == 100 + 4 + 9 + 14
 
 
 def test_gradients_are_made_or_not_as_each_run_says() -> None:

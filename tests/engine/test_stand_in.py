@@ -3,8 +3,6 @@
 Here are what that cannot show: that what is allowed passes, what is counted, and how memory is shared.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.gpu import NAME, NotPermitted, plugged_in

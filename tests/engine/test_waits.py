@@ -1,15 +1,22 @@
-"""What a step must not do if it is to be captured, and what becomes of the process if it does so unseen."""
+"""What a step must not do if it is to be captured, once, and what becomes of the process if it does so unseen."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from support.gpu import plugged_in
 from support.gpu.trial import make, small
+from support.spies import on_call
+from torch import Tensor
 
-from pflbench.contract.small import tensors, train
+from pflbench import methods
+from pflbench.contract.small import federation, tensors, train
 from pflbench.engine import devices
 from pflbench.engine.batched.waits import Watch
+from pflbench.engine.loop_executor import LoopExecutor
+from pflbench.engine.requests import Request, Scan, Sgd, Shared
 from pflbench.engine.samples import Samples
 
 ROWS, HERE = torch.zeros(3, 2), torch.tensor([True, False, True])
@@ -49,6 +56,23 @@ def test_what_waits_or_copies_is_found_with_its_place(operation, told):
         assert watch.found.endswith(f"(<lambda>, test_waits.py:{operation.__code__.co_firstlineno})")
 
 
+@pytest.mark.parametrize("name", methods.names(with_ala=True))
+def test_what_changes_from_round_to_round_is_a_tensor(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number is a constant of the step: with another one it would be captured anew, in every round."""
+    constants: set[tuple[Any, str, Any]] = set()
+
+    def noted(_: LoopExecutor, asked: Request[Any]) -> None:
+        if isinstance(asked, Sgd | Scan):
+            step = asked.step if isinstance(asked, Scan) else asked.penalty
+            numbers = {k: v for k, v in asked.given.items() if not isinstance(v, (Tensor, Shared))}
+            constants.update((getattr(step, "func", step), k, v) for k, v in numbers.items())
+
+    on_call(monkeypatch, LoopExecutor, "do", noted)
+    method = methods.make(methods.spec(name, {}, None))
+    train(method, federation("mlp", "loop", n=(8, 4), around=method.model), 5)
+    assert len(constants) == len({(step, name) for step, name, _ in constants})
+
+
 # -- on the GPU made of Python ----------------------------------------------------------------------------------------------
 
 
@@ -78,27 +102,24 @@ def scaled(w, *, by):
 
 
 def short_of_memory(monkeypatch, clients):
-    whole = Samples.batch
-
-    def batch(self, index):
+    def batch(_, index):
         if index.dim() == 2 and len(index) > clients:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return whole(self, index)
 
-    monkeypatch.setattr(Samples, "batch", batch)
+    on_call(monkeypatch, Samples, "batch", batch)
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["torch before 2.13", "since"])
-def test_after_a_capture_that_failed(before, monkeypatch):
+@pytest.mark.parametrize("old", [True, False], ids=["torch before 2.13", "since"])
+def test_after_a_capture_that_failed(old, monkeypatch):
     """The first error is told. Where the allocator stays in its capture, nothing is captured any more, and halving goes on."""
-    with plugged_in(torch_before_2_13=before):
+    with plugged_in(torch_before_2_13=old):
         fed = small("mlp", "captured", "pygpu:0")
         assert_as_the_loop(fed, waits_unseen, anchor=torch.zeros(fed.flat.size, dtype=fed.dtype))
         first = next(iter(fed.executor.programs.apart))
         assert "operation not permitted when stream is capturing: synchronize at" in first
         other = small("mlp", "captured", "pygpu:0")
         assert_trains(other)
-        assert ["captures_underway" in reason for reason in other.executor.programs.apart] == [True] * before
+        assert ["captures_underway" in reason for reason in other.executor.programs.apart] == [True] * old
         short_of_memory(monkeypatch, 2)
         other.executor.programs.forget()
         assert_trains(other)

@@ -16,7 +16,13 @@ import pandas as pd
 
 HERE = Path(__file__).parent
 PAPER = HERE.parents[1] / "pflbench" / "papers"
-DATASETS = {"mnist": "MNIST", "cifar100": "Cifar100", "tiny": "Tiny-ImageNet", "agnews": "AG News"}
+DATASETS = {
+    "mnist": "MNIST",
+    "cifar100": "Cifar100",
+    "tiny": "Tiny-ImageNet",
+    "agnews": "AG News",
+    "fashionmnist": "Fashion-MNIST",
+}
 MODELS = {"cnn": "4-layer CNN", "resnet18": "ResNet-18", "fasttext": "fastText", "logreg": "Logistic Regression"}
 METHODS = {
     "fedavg": "FedAvg",
@@ -24,6 +30,8 @@ METHODS = {
     "fedrep": "FedRep",
     "ditto": "Ditto",
     "fedala": "FedALA",
+    "fedamp": "FedAMP",
+    "per-fedavg": "Per-FedAvg",
     "fedprox+ala": "FedProx+ALA",
     "fedrep+ala": "FedRep+ALA",
     "ditto+ala": "Ditto+ALA",

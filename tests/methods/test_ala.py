@@ -12,13 +12,11 @@ from torch import Tensor
 
 from pflbench import methods
 from pflbench.contract.small import federation, train
-from pflbench.contract.toy import EXECUTORS, Quadratic, executor, q2
+from pflbench.contract.toy import EXECUTORS, Quadratic, by_hand, q2, rounds
 from pflbench.engine.federation import Federation
-from pflbench.engine.flat import Flat
-from pflbench.engine.samples import Samples
 from pflbench.errors import Diverged
 from pflbench.methods.base import Method
-from pflbench.spec import MethodSpec, TrainSpec
+from pflbench.spec import MethodSpec
 
 BOTH = pytest.mark.parametrize("name", ["fedala", "fedavg+ala", "ditto+ala"])
 
@@ -48,14 +46,11 @@ def test_who_has_trained_is_remembered(name: str) -> None:
 def test_fedprox_s_term_stays_centred_at_what_was_received(engine: str) -> None:
     """Q2, mu = 0.5: hat-theta_2 = (0.075, 0.2) and Theta = (0.075, 0.05), so that its upper value moves by 0.1 (1.8 - 0.075)."""
     fed, method = q2(engine), make("fedprox+ala", mu=0.5, s=100, max_init_epochs=11)
-    first = method.update(fed.at(1), method.receive(fed.at(1), method.init(fed), fed.cohort(1)), fed.cohort(1))
-    now = fed.at(2)
-    received = method.receive(now, first, now.cohort(2))
+    _, (received, second) = rounds(method, fed, 2)
     hat, Theta, centres = received.base.start, received.base.w, torch.tensor([[1.0, 0.0], [0.0, 2.0]]).double()
     assert (hat - Theta).abs().max() > 0.1
-    local = method.update(now, received, now.cohort(2)).local
-    torch.testing.assert_close(local, hat - 0.1 * (hat - centres + 0.5 * (hat - Theta)), rtol=0, atol=1e-12)
-    assert local[1, 1] == pytest.approx(0.2 + 0.1 * (1.8 - 0.5 * 0.15))
+    torch.testing.assert_close(second.local, hat - 0.1 * (hat - centres + 0.5 * (hat - Theta)), rtol=0, atol=1e-12)
+    assert second.local[1, 1] == pytest.approx(0.2 + 0.1 * (1.8 - 0.5 * 0.15))
 
 
 def root(output: Tensor, labels: Tensor) -> Tensor:
@@ -65,11 +60,7 @@ def root(output: Tensor, labels: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("engine", EXECUTORS)
 def test_an_infinite_gradient_behind_a_clip_is_noticed(engine: str) -> None:
-    flat = Flat(Quadratic().double())
-    samples = Samples(np.zeros((4, 2)), np.zeros(4, dtype=np.int64), torch.float64, torch.device("cpu"))
-    train = TrainSpec(rounds=1, batch_size=2, lr=0.1, dtype="float64")
-    own = executor(engine, flat, samples, loss=root)
-    fed = Federation(flat, own, train, [np.arange(2), np.arange(2, 4)], [np.arange(2)] * 2, 0)
+    fed = by_hand(Quadratic(), np.zeros((4, 2)), (2, 2), engine, batch_size=2, loss=root)
 
     def step(grad: Any, *, w: Tensor, at: Tensor) -> dict[str, Tensor]:
         return {"w": (w - grad(at)).nan_to_num(0).clamp(-1, 1)}
@@ -118,8 +109,7 @@ def test_where_nobody_observes_no_losses_are_gathered(name: str, monkeypatch: py
 def observed(name: str, observing: bool, dtype: str = "float32") -> dict[str, np.ndarray]:
     """In the reception of round 2."""
     fed, method = federation(dtype=dtype), make(name)
-    state = method.receive(fed.at(1), method.init(fed), fed.cohort(1))
-    state = method.update(fed.at(1), state, fed.cohort(1))
+    ((_, state),) = rounds(method, fed, 1)
     now = fed.at(2)
     now.observing = observing
     method.receive(now, state, now.cohort(2))

@@ -1,7 +1,5 @@
 """APPLE (methods.md 1.12): the numbers of the specification, a twin in plain PyTorch, limits, options and edge cases."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -115,8 +113,7 @@ def test_twin(model, engine, options):
     close(state.personal, rows(personal))
     assert (state.p - start).abs().max() > 1e-3
     assert torch.pdist(state.cores).min() > 1e-3
-    if model == "batchnorm":
-        close(fed.buffers["model"], buffers(personal))
+    close(fed.buffers_of("model"), buffers(personal))
 
 
 @engines

@@ -1,7 +1,5 @@
 """The attention of FedAMP and HeurFedAMP (methods.md 1.9) where numbers are very close, very large or zero."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 
@@ -9,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.spatial.distance import cdist
-from support.attention import clouds
-from support.twins import close, near
+from support.twins import close, clouds, near
 
 from pflbench.methods.attention import AT_ONCE, cosines, distances, mixed, squared_distances
 from pflbench.methods.fedamp import FedAMP

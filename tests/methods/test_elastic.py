@@ -1,7 +1,5 @@
 """Elastic Aggregation (methods.md 1.16): the numbers of the specification, a twin in plain PyTorch, limits and edge cases."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -10,14 +8,11 @@ from support.twins import buffers, close, setup, vector
 from torch import nn
 
 from pflbench.contract.small import federation, train
-from pflbench.contract.toy import executor
+from pflbench.contract.toy import by_hand
 from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
-from pflbench.engine.flat import Flat
 from pflbench.engine.requests import Scanned
-from pflbench.engine.samples import Samples
 from pflbench.methods.elastic import Elastic, ElasticState, elasticity, measure, squared_norm
-from pflbench.spec import TrainSpec
 
 
 class Scaling(nn.Module):
@@ -37,11 +32,7 @@ class Scaling(nn.Module):
 
 
 def one_layer(engine, n=(30, 10)):
-    flat = Flat(Scaling().double())
-    x = np.arange(1.0, sum(n) + 1)[:, None]
-    samples = Samples(x, np.zeros(len(x), dtype=np.int64), torch.float64, torch.device("cpu"))
-    parts = np.split(np.arange(len(x)), np.cumsum(n)[:-1])
-    return Federation(flat, executor(engine, flat, samples), TrainSpec(rounds=4, lr=0.1, dtype="float64"), parts, parts, 0)
+    return by_hand(Scaling(), np.arange(1.0, sum(n) + 1)[:, None], n, engine, batch_size=10)
 
 
 def exact(values):
@@ -108,8 +99,7 @@ def test_twin(model, engine):
             for q, d, o in zip(old, step, Omega, strict=True):
                 q -= eta_s * (1 + tau - o / o.max()) * d
     close(state.theta, vector(twin.server))
-    if model == "batchnorm":
-        close(fed.buffers["model"], buffers(twin.clients))
+    close(fed.buffers_of("model"), buffers(twin.clients))
 
 
 def test_the_split_is_fixed_and_leaves_something_to_train_on():

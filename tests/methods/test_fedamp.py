@@ -1,15 +1,12 @@
 """FedAMP and HeurFedAMP (methods.md 1.9): the specification's numbers, twins in plain PyTorch, limits, ALA."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pytest
 import torch
-from support.attention import clouds
 from support.cases import engines
-from support.twins import buffers, close, near, rows, setup, vector
+from support.twins import buffers, close, clouds, near, rows, setup, vector
 from torch.nn import functional as F
 
 from pflbench import methods
@@ -124,8 +121,7 @@ def test_twin(method, model, engine):
     assert reach > 0.05, "the clouds differ from the clients' own models"
     close(state.w, torch.stack(w))
     close(state.w, rows(twin.clients))
-    if model == "batchnorm":
-        close(fed.buffers["model"], buffers(twin.clients))
+    close(fed.buffers_of("model"), buffers(twin.clients))
 
 
 # -- limits ---------------------------------------------------------------------------------------------------------------

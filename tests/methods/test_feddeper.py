@@ -1,7 +1,5 @@
 """FedDeper (methods.md 1.17): the numbers of the specification, a twin in plain PyTorch, limits and options."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

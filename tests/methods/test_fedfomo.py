@@ -1,13 +1,12 @@
 """FedFomo (methods.md 1.11): the specification's numbers, a twin in plain PyTorch, who downloads what, limits and edge cases."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from support.cases import engines
+from support.spies import on_call
 from support.twins import Twin, buffers, close, near, rows, vector
 from torch.nn import functional as F
 from torch.nn.utils import vector_to_parameters
@@ -132,8 +131,7 @@ def test_twin(M, join_ratio, model, engine):
     assert M == 1 or min(shares) < 0.99, "and from several"
     close(state.theta, rows(twin.clients))
     torch.testing.assert_close(state.P, torch.from_numpy(P), rtol=0, atol=1e-10)
-    if model == "batchnorm":
-        close(fed.buffers["model"], buffers(twin.clients))
+    close(fed.buffers_of("model"), buffers(twin.clients))
 
 
 # -- who downloads what ---------------------------------------------------------------------------------------------------
@@ -164,8 +162,8 @@ def test_candidates_are_not_copied_for_each_client(model, requests, engine, monk
     """All in one request; with BatchNorm, where each client's own buffers make another model of it, one after the other."""
     fed, method = federation(model, engine), FedFomo()
     state = train(method, fed, 1)
-    asked, original = [], fed.executor.do
-    monkeypatch.setattr(fed.executor, "do", lambda request: asked.append(request) or original(request))
+    asked = []
+    on_call(monkeypatch, fed.executor, "do", asked.append)
     received = method.receive(fed.at(3), state, fed.cohort(3))
     _, *candidates = asked
     assert len(candidates) == requests

@@ -1,7 +1,5 @@
 """FedPHP (methods.md 1.10): the MMD term, the numbers of the specification, twins in plain PyTorch, limits, and with ALA."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -142,8 +140,7 @@ def test_twin(model, variant, kernel, engine):
         twin.average(S)
     assert state.z.tolist() == taken_part
     close(state.w, vector(twin.server))
-    if model == "batchnorm":
-        close(fed.buffers["model"], buffers(twin.clients))
+    close(fed.buffers_of("model"), buffers(twin.clients))
     if variant == "fedala2022":
         receive(4, fed.cohort(4))
     close(FedPHP(variant=variant).deployed(state), rows(private if variant == "paper" else twin.clients))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.cases import engines
+from support.spies import on_call
 from support.twins import ROUNDS, buffers, close, near, rows, setup
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -15,14 +16,13 @@ from torch.nn.utils import parameters_to_vector
 
 from pflbench import methods
 from pflbench.contract.small import EXECUTORS, federation, train
-from pflbench.contract.toy import executor, rounds
+from pflbench.contract.toy import by_hand, rounds
 from pflbench.engine import requests
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
-from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
 from pflbench.methods.fedrep import FedRep
-from pflbench.spec import MethodSpec, TrainSpec
+from pflbench.spec import MethodSpec
 
 
 class Base(nn.Module):
@@ -61,13 +61,7 @@ class Product(nn.Module):
 
 
 def scalar(name: str, n=(30, 10), targets=(3.0, -1.0)) -> Federation:
-    flat = Flat(Product().double())
-    x = np.repeat(targets, n)[:, None]
-    samples = Samples(x, np.zeros(len(x), dtype=np.int64), torch.float64, torch.device("cpu"))
-    owners = np.repeat(np.arange(len(n)), n)
-    indices = [np.flatnonzero(owners == i) for i in range(len(n))]
-    spec = TrainSpec(rounds=4, batch_size=30, lr=0.1, dtype="float64")
-    return Federation(flat, executor(name, flat, samples), spec, indices, indices, seed=0)
+    return by_hand(Product(), np.repeat(targets, n)[:, None], n, name)
 
 
 @engines
@@ -136,8 +130,7 @@ def test_twin(model, engine):
     for c in fed.cohort(ROUNDS + 1).tolist():
         copy_base(twin.server, twin.clients[c])
     close(state.theta, rows(twin.clients))
-    if model == "batchnorm":
-        close(fed.buffers["model"], buffers(twin.clients))
+    close(fed.buffers_of("model"), buffers(twin.clients))
 
 
 @pytest.mark.parametrize("engine", [*EXECUTORS[:2], *(pytest.param(e, marks=pytest.mark.slow) for e in EXECUTORS[2:])])
@@ -146,21 +139,13 @@ def test_running_the_frozen_base_once_changes_nothing(model, drop_last, engine, 
     """Clients without a step among them; with has_features off, heads are trained through the whole model."""
     settings = {"n": (13, 4, 1, 22), "drop_last": drop_last}
     quick = federation(model, engine, **settings)
-    calls = counting(quick.executor, monkeypatch)
+    asked = []
+    on_call(monkeypatch, quick.executor, "do", asked.append)
     a = train(FedRep(), quick, 2)
-    assert len(calls) == 2, "once a round"
+    assert sum(isinstance(request, requests.ExtractFeatures) for request in asked) == 2, "once a round"
     monkeypatch.setattr(Flat, "has_features", False)
     whole = federation(model, engine, **settings)
     close(a.theta, train(FedRep(), whole, 2).theta)
-
-
-def counting(executor, monkeypatch):
-    """The requests for a head that are made."""
-    heads, original = [], executor.do
-    monkeypatch.setattr(
-        executor, "do", lambda asked: heads.extend([asked] * isinstance(asked, requests.ExtractFeatures)) or original(asked)
-    )
-    return heads
 
 
 def test_every_sample_once():

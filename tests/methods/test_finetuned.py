@@ -1,7 +1,5 @@
 """FedAvg-C and FedProx-C (methods.md 1.4): the numbers of the specification, twins in plain PyTorch, options and limits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,7 @@ from pflbench.contract.toy import q2, rounds
 from pflbench.engine.federation import PARAMS_DOWN
 from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.finetuned import FedAvgC, FedProxC
-from pflbench.run.testing import HEADLINE, evaluate
+from pflbench.run.round import HEADLINE, evaluate
 
 ROUNDS = 2
 

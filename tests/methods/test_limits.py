@@ -1,15 +1,15 @@
 """Limiting cases in which a method must turn into another one, presets, and the options of FedALA."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from support.cases import engines, rest_slow
+from support.spies import on_call
 from support.twins import close
 
 from pflbench import methods
 from pflbench.contract.small import federation, train
+from pflbench.contract.toy import rounds
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
 from pflbench.errors import UserError
@@ -123,11 +123,10 @@ def test_lower_blocks_are_overwritten_and_weights_stay_within_bounds():
     close(state.theta, mixed)
 
 
-def init_epochs(method, fed, t=2):
-    state = train(method, fed, t - 2) if t > 2 else method.receive(fed.at(1), method.init(fed), fed.cohort(1))
-    state = method.update(fed.at(t - 1), state, fed.cohort(t - 1))
-    now = fed.at(t)
-    method.receive(now, state, now.cohort(t))
+def init_epochs(method, fed):
+    ((_, state),) = rounds(method, fed, 1)
+    now = fed.at(2)
+    method.receive(now, state, now.cohort(2))
     return now.ledger.artifacts["ala_init_epochs"]
 
 
@@ -139,23 +138,12 @@ def test_the_initial_stage_ends_at_convergence_or_at_its_cap(engine):
     assert init_epochs(FedALA(threshold=1e9, min_epochs=14), fed).tolist() == [14] * fed.size
 
 
-def counting(monkeypatch) -> list[int]:
-    calls: list[int] = []
-    original = Federation.scan
-
-    def spy(self, step, loop, **arguments):
-        calls.append(len(loop.clients))
-        return original(self, step, loop, **arguments)
-
-    monkeypatch.setattr(Federation, "scan", spy)
-    return calls
-
-
 @pytest.mark.parametrize("epochs", [1, 6])
 def test_after_the_initial_stage_min_epochs_are_walked(epochs, monkeypatch):
     fed, method = federation(), FedALA(min_epochs=epochs, threshold=1e9)
     state = train(method, fed, 1)
-    calls = counting(monkeypatch)
+    calls = []
+    on_call(monkeypatch, Federation, "scan", lambda fed, step, loop, **_: calls.append(len(loop.clients)))
     train(method, fed, 1, state, start=2)
     assert calls == [fed.size] * epochs
 

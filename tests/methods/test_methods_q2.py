@@ -1,7 +1,5 @@
 """Every number of methods.md section 1 for local, fedavg, fedprox, ditto and fedala, on both executors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.twins import near

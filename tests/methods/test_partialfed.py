@@ -1,7 +1,5 @@
 """PartialFed (methods.md 1.13): the numbers of the specification, a twin in plain PyTorch, limits, options, and with ALA."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Per-FedAvg (methods.md 1.5): the numbers of the specification, twins in plain PyTorch, options, edge cases, and with ALA."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np
@@ -13,7 +11,7 @@ from torch.nn import functional as F
 
 from pflbench import methods
 from pflbench.contract.small import federation, train
-from pflbench.contract.toy import executor, q2, rounds
+from pflbench.contract.toy import Quadratic, by_hand, q2, rounds
 from pflbench.methods.perfedavg import PerFedAvg, first_order, hessian_free
 from pflbench.run.plan import RunOptions, preset_notes
 from pflbench.spec import MethodSpec
@@ -43,11 +41,12 @@ def test_q2_hessian_free(engine):
 @pytest.mark.parametrize(("hessian", "expected"), [("fo", [0.16, 0.24]), ("hf", [0.128, 0.144])])
 def test_a_curved_quadratic(engine, hessian, expected):
     """f = sum a_k / 2 (w_k - 1)^2, a = (2, 4), from w = 0."""
-    fed = q2(engine, centres=((1.0, 1.0),), n=(30,))
     a = torch.tensor([2.0, 4.0]).double()
-    fed.executor = executor(
-        engine, fed.flat, fed.executor.samples, loss=lambda output, _: (a * output.square()).sum(-1).mean() / 2
-    )
+
+    def loss(output, _):
+        return (a * output.square()).sum(-1).mean() / 2
+
+    fed = by_hand(Quadratic(), np.ones((30, 2)), (30,), engine, loss=loss)
     method = PerFedAvg(hessian=hessian, passes=1)
     near(method.train(fed.at(1), method.init(fed), fed.cohort(1)), [expected])
 

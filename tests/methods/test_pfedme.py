@@ -1,7 +1,5 @@
 """pFedMe (methods.md 1.7): the numbers of the specification, a twin in plain PyTorch, limits, options, and with ALA."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.cases import engines
@@ -90,8 +88,7 @@ def test_twin(model, reset, evaluate, engine):
         torch.nn.utils.vector_to_parameters((1 - beta) * before + beta * mean, twin.server.parameters())
     close(state.personal, rows(personal))
     close(state.w, vector(twin.server))
-    if model == "batchnorm":
-        close(fed.buffers["model"], buffers(twin.clients))
+    close(fed.buffers_of("model"), buffers(twin.clients))
 
 
 @engines

@@ -36,14 +36,10 @@ SECOND = OWN.split("\n\n")[1]
 RUN = ("run", "-d", "digits", "-r", "1", "-q")
 
 
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Shell]:
-    for name in os.environ:
-        if name.startswith("PFLBENCH_"):
-            monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def _without_plug_ins() -> Iterator[None]:
     with outside.plugged_in([]):
-        yield Shell(capsys)
+        yield
 
 
 def test_a_plugin_is_run_listed_and_shown(shell: Shell, tmp_path: Path) -> None:

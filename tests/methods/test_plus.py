@@ -1,7 +1,5 @@
 """ALA as a plug-in (methods.md 1.15): the numbers of the specification, and what it must equal."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.cases import rest_slow
@@ -11,7 +9,7 @@ from pflbench.contract.small import EXECUTORS, federation, train
 from pflbench.contract.toy import q2, rounds
 from pflbench.errors import UserError
 from pflbench.methods.fedala import FedALA
-from pflbench.run.testing import evaluate
+from pflbench.run.round import evaluate
 from pflbench.spec import MethodSpec, TrainSpec
 
 engines = pytest.mark.parametrize("engine", [*EXECUTORS[:2], *(pytest.param(e, marks=pytest.mark.slow) for e in EXECUTORS[2:])])
@@ -39,7 +37,7 @@ def test_fedavg_with_ala_is_fedala(engine, join_ratio, options):
 def test_without_a_rate_a_method_that_starts_from_what_it_received_is_itself(name, engine):
     """eta = 0 leaves W at 1: ALA's result is the received model."""
     plain = make(name, **methods.load(name).ala_decides)  # where ALA replaces a start from the client's own model
-    a, b = (train(method, federation(engine=engine, n=FEW), 2) for method in (plain, make(f"{name}+ala", eta=0)))
+    a, b = (train(one, federation(engine=engine, n=FEW, around=one.model), 2) for one in (plain, make(f"{name}+ala", eta=0)))
     expected, actual = plain.deployed(a), make(f"{name}+ala").deployed(b)
     torch.testing.assert_close(actual, expected.expand_as(actual), rtol=0, atol=1e-12)
 
@@ -58,7 +56,7 @@ def test_without_a_rate_all_tests_are_those_of_the_method_itself(name):
 
 def series(method, rounds=3):
     """The scores of every E1, of all clients."""
-    fed = federation(join_ratio=0.34, evaluate="all", n=(12, 5, 9, 7, 6, 8))
+    fed = federation(join_ratio=0.34, evaluate="all", n=(12, 5, 9, 7, 6, 8), around=method.model)
     state, seen = method.init(fed), []
     for t in range(1, rounds + 2):
         now, before = fed.at(t), state

@@ -3,8 +3,6 @@
 The twins take the batches from the federation, as the only thing: which samples a client sees is not what is tested here.
 """
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np
@@ -37,8 +35,7 @@ def test_fedavg_and_fedprox(model, engine, mu):
             twin.sgd(twin.clients[c], plan, i, twin.server if mu else None, mu)
         twin.average(S)
     close(state.w, vector(twin.server))
-    if model == "batchnorm":
-        close(fed.buffers["model"], buffers(twin.clients))
+    close(fed.buffers_of("model"), buffers(twin.clients))
 
 
 @engines

@@ -8,30 +8,11 @@ from pathlib import Path
 
 import pytest
 from support.command import Shell
+from support.nets import NETS
 
-from pflbench import methods
 from pflbench.models import MODELS
 
-NETS = '''
-import torch
-from torch import nn
-from torch.nn import functional as F
-
-
-class Net(nn.Module):
-    """A convolution, and a linear layer.
-
-    And more."""
-
-    def __init__(self, input_shape, classes):
-        super().__init__()
-        self.conv = nn.Conv2d(input_shape[0], 4, 3)
-        self.norm = nn.BatchNorm2d(4)
-        self.fc = nn.Linear(36, classes)
-
-    def forward(self, x):
-        return self.fc(F.max_pool2d(F.relu(self.norm(self.conv(x))), 2).flatten(1))
-
+SMALL = """
 
 class Small(nn.Module):
     def __init__(self, classes):
@@ -40,11 +21,11 @@ class Small(nn.Module):
 
     def forward(self, x):
         return self.fc(F.relu(self.hidden(x.flatten(1))))
-'''
+"""
 
 
 def write(text: str) -> str:
-    Path("nets.py").write_text(NETS + text)
+    Path("nets.py").write_text(NETS + SMALL + text)
     return "nets.py"
 
 
@@ -64,12 +45,16 @@ def test_a_model_is_shown_for_a_dataset(shell: Shell) -> None:
     shown = json.loads(shell("models", "show", "cnn", "-d", "cifar100", "--json").out)
     assert [block["top p blocks"] for block in shown["blocks"]] == [51300, 871012, 922276, 924708]  # methods.md 4.1
     shown = json.loads(shell("models", "show", f"{write('')}:Net", "--json").out)
-    assert (shown["description"], shown["buffers"], shown["head"]) == ("A convolution, and a linear layer.", 9, "fc")
+    assert (shown["description"], shown["buffers"], shown["head"]) == (
+        "A convolution, and a linear layer.",
+        9,
+        "fc",
+    )
     assert [(block["p"], block["block"], block["parameters"]) for block in shown["blocks"]] == [
-        (1, "fc", 370), (2, "norm", 8), (3, "conv", 40),
+        (1, "fc", 650), (2, "norm", 8), (3, "conv", 40),
     ]  # fmt: skip
     assert "head                    fc" in shell("models", "show", "nets.py:Net").out
-    assert "does not work on samples 3 x 32 x 32" in shell.refused("models", "show", "nets.py:Net", "-d", "cifar10")
+    assert "does not work on samples 3 x 32 x 32" in shell.refused("models", "show", "nets.py:Small", "-d", "cifar10")
     assert "Unknown dataset 'cifar'" in shell.refused("models", "show", "cnn", "-d", "cifar")
     assert "Did you mean 'cnn'" in shell.refused("models", "show", "cn")
 
@@ -116,40 +101,6 @@ def test_what_cannot_be_done_for_all_clients_at_once_is_told(shell: Shell) -> No
     assert done.code == 0, done.out
     assert "4 skipped" in done.out
     assert "goes with --engine loop alone: vmap" in done.out
-
-
-def test_the_suite_needs_pytest(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "pytest", None)
-    assert "pip install pytest" in shell.refused("models", "test", "mlp")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", methods.METHODS)
-def test_every_method_trains_it_alike_on_both_executors(shell: Shell, name: str) -> None:
-    """In float64; with BatchNorm, whose buffers an outside model keeps as a built-in one does."""
-    few = [f"--set={name}.{h.name}=2" for h in methods.hyperparameters(name) if h.name in ("finetune_cap", "max_init_epochs")]
-    command = (
-        "run",
-        "-d",
-        "digits",
-        "-r",
-        "1",
-        "-q",
-        "--json",
-        "-m",
-        name,
-        *few,
-        "--clients",
-        "4",
-        "--dtype",
-        "float64",
-        "--force",
-    )
-    command += ("--batch-size", "100", "--model", f"{write('')}:Net")
-    found = [json.loads(shell(*command, "--engine", engine).out)[0]["best"] for engine in ("loop", "batched")]
-    assert found[0] == found[1] > 0
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.command import Shell, parsed, write
+from support.nets import NETS
 from torch import nn
 from torch.nn import functional as F
 
@@ -17,32 +18,6 @@ from pflbench.engine.flat import Flat
 from pflbench.errors import UserError
 
 DIGITS = (1, 8, 8)
-NETS = '''
-import random
-
-import numpy as np
-import torch
-from torch import nn
-from torch.nn import functional as F
-
-
-class Net(nn.Module):
-    """A convolution with batch normalisation, and a linear layer."""
-
-    def __init__(self, input_shape, classes):
-        super().__init__()
-        channels, height, width = input_shape
-        self.conv = nn.Conv2d(channels, 4, 3, padding=1)
-        self.norm = nn.BatchNorm2d(4)
-        self.fc = nn.Linear(4 * (height // 2) * (width // 2), classes)
-
-    def forward(self, x):
-        return self.fc(F.max_pool2d(F.relu(self.norm(self.conv(x))), 2).flatten(1))
-
-
-def layers(input_shape, classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, classes))
-'''
 
 
 def built(text: str, shape: tuple[int, ...] = DIGITS, classes: int = 10, vocabulary: int | None = None) -> models.Backbone:

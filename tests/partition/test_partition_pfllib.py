@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import zipfile
@@ -10,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.command import Shell, rows
+from support.vision_files import put_pfllib
 
 from pflbench.errors import UserError
 from pflbench.partition import make
@@ -19,17 +20,7 @@ from pflbench.spec import Dirichlet
 MNIST = (6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958)
 
 
-def write(folder: Path, clients: int = 2, **config: object) -> Path:
-    """A folder as PFLlib's own code writes it: np.savez_compressed(file, data={"x": ..., "y": ...})."""
-    rng = np.random.default_rng(0)
-    for side, count in (("train", 6), ("test", 2)):
-        (folder / side).mkdir(parents=True)
-        for client in range(clients):
-            x = rng.normal(size=(count, 1, 4, 4)).astype(np.float32)
-            y = np.arange(count) % 2 + client
-            np.savez_compressed(folder / side / f"{client}.npz", data={"x": x, "y": y})
-    (folder / "config.json").write_text(json.dumps({"num_clients": clients, **config}))
-    return folder
+EMPTY = {"x": np.array([]), "y": np.array([])}
 
 
 def write_pickle(path: Path, payload: bytes, compress: bool = True) -> Path:
@@ -61,7 +52,7 @@ def test_the_published_mnist_folder_is_the_dirichlet_partition():
 
 
 def test_read_returns_what_was_written(tmp_path):
-    folder = write(tmp_path / "own", num_classes=5)
+    folder = put_pfllib(tmp_path / "own", num_classes=5)
     x, y, classes, partition = read(folder)
     assert (x.shape, x.dtype, y.dtype, classes) == ((16, 1, 4, 4), np.float32, np.int64, 5)
     for side, indices in (("train", partition.train), ("test", partition.test)):
@@ -73,10 +64,19 @@ def test_read_returns_what_was_written(tmp_path):
 
 
 def test_an_empty_client_is_admitted(tmp_path):
-    folder = write(tmp_path / "own")
-    np.savez_compressed(folder / "test" / "0.npz", data={"x": np.array([]), "y": np.array([])})
+    folder = put_pfllib(tmp_path / "own")
+    np.savez_compressed(folder / "test" / "0.npz", data=EMPTY)
     _, y, _, partition = read(folder)
     assert (len(partition.test[0]), len(y)) == (0, 14)
+
+
+def test_a_run_without_test_samples_is_refused_before_it_is_stored(tmp_path: Path, shell: Shell) -> None:
+    folder = put_pfllib(tmp_path / "own", side=28, num_classes=10)
+    for client in range(2):
+        np.savez_compressed(folder / "test" / f"{client}.npz", data=EMPTY)
+    command = ("run", "-m", "fedavg", "-d", "mnist", "-p", f"pfllib:{folder}", "--model", "mlp", "-r", "1", "-q")
+    assert "has test samples: the run would have no result" in shell.refused(*command)
+    assert rows("SELECT * FROM run") == []
 
 
 @pytest.mark.parametrize(
@@ -98,19 +98,19 @@ def test_an_empty_client_is_admitted(tmp_path):
     ],
 )
 def test_describe_says_what_the_config_says(tmp_path, config, expected):
-    spec = describe(write(tmp_path / "own", **config))
+    spec = describe(put_pfllib(tmp_path / "own", **config))
     assert (spec.kind, spec.beta, spec.classes_per_client) == expected
     assert spec.clients == 2
 
 
 def test_content_hash_follows_the_data_not_the_compression(tmp_path):
-    folder = write(tmp_path / "own")
+    folder = put_pfllib(tmp_path / "own")
     before = describe(folder).content
     with np.load(folder / "test" / "1.npz", allow_pickle=True) as file:
         data = file["data"].item()
     np.savez(folder / "test" / "1.npz", data=data)
     assert describe(folder).content == before
-    assert describe(write(tmp_path / "copy")).content == before
+    assert describe(put_pfllib(tmp_path / "copy")).content == before
     data["y"][0] += 1
     np.savez(folder / "test" / "1.npz", data=data)
     assert describe(folder).content != before
@@ -146,7 +146,7 @@ class Evil:
 
 def test_a_malicious_pickle_is_refused_and_does_nothing(tmp_path):
     mark = tmp_path / "executed"
-    folder = write(tmp_path / "own")
+    folder = put_pfllib(tmp_path / "own")
     payload = pickle.dumps({"x": np.zeros((2, 2)), "y": Evil(f"touch {mark}")}, protocol=4)
     file = write_pickle(folder / "test" / "0.npz", payload)
     with pytest.raises(UserError, match=r"test/0\.npz is not data of PFLlib: it wants to call \w+\.system"):
@@ -177,14 +177,14 @@ def test_only_numbers_become_arrays(tmp_path, type_code, told):
 
 
 def _one_client(folder: Path, payload: bytes) -> Path:
-    write(folder / "own", clients=1)
+    put_pfllib(folder / "own", clients=1)
     write_pickle(folder / "own" / "train" / "0.npz", payload)
     return folder / "own"
 
 
 @pytest.mark.parametrize("keep", [0, 10, 0.5, 0.95])
 def test_truncated_files_are_named(tmp_path, keep):
-    folder = write(tmp_path / "own")
+    folder = put_pfllib(tmp_path / "own")
     file = folder / "train" / "1.npz"
     content = file.read_bytes()
     file.write_bytes(content[: keep if isinstance(keep, int) else int(keep * len(content))])
@@ -194,7 +194,7 @@ def test_truncated_files_are_named(tmp_path, keep):
 
 
 def test_a_flipped_bit_is_noticed(tmp_path):
-    folder = write(tmp_path / "own")
+    folder = put_pfllib(tmp_path / "own")
     file = folder / "train" / "0.npz"
     payload = pickle.dumps({"x": np.full((4, 4), 3.25), "y": np.arange(4)}, protocol=4)
     # What follows the pickle keeps its reader from reaching the end of the file, where zipfile compares the checksum.
@@ -206,7 +206,7 @@ def test_a_flipped_bit_is_noticed(tmp_path):
 
 
 def test_missing_files_are_named(tmp_path):
-    folder = write(tmp_path / "own")
+    folder = put_pfllib(tmp_path / "own")
     (folder / "test" / "1.npz").unlink()
     for reader in (read, describe):
         with pytest.raises(UserError, match=r"test/1\.npz is missing"):
@@ -219,7 +219,7 @@ def test_missing_files_are_named(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "{}", '{"num_clients": 0}', '{"num_clients": "two"}'])
 def test_a_bad_config_is_named(tmp_path, text):
-    folder = write(tmp_path / "own")
+    folder = put_pfllib(tmp_path / "own")
     (folder / "config.json").write_text(text)
     with pytest.raises(UserError, match=r"config\.json"):
         describe(folder)
@@ -242,7 +242,7 @@ def test_a_bad_config_is_named(tmp_path, text):
     ],
 )
 def test_unusable_content_is_named(tmp_path, data, message):
-    folder = write(tmp_path / "own")
+    folder = put_pfllib(tmp_path / "own")
     write_pickle(folder / "test" / "1.npz", pickle.dumps(data, protocol=4))
     with pytest.raises(UserError, match=rf"test/1\.npz .*{message}"):
         read(folder)
@@ -250,4 +250,4 @@ def test_unusable_content_is_named(tmp_path, data, message):
 
 def test_labels_beyond_the_declared_classes(tmp_path):
     with pytest.raises(UserError, match="says 2 classes, but labels run from 0 to 2"):
-        read(write(tmp_path / "own", num_classes=2))
+        read(put_pfllib(tmp_path / "own", num_classes=2))

@@ -41,7 +41,8 @@ def test_layers_are_named_from_the_top_as_the_models_have_them() -> None:
     from pflbench.models import MODELS, build
 
     for name in MODELS:
-        shape, vocabulary = ((200,), 50) if name == "fasttext" else ((3, 32, 32), None)
+        texts, signals = name in ("fasttext", "charlstm"), name == "harcnn"
+        shape, vocabulary = ((200,), 50) if texts else ((9, 1, 128) if signals else (3, 32, 32), None)
         with torch.device("meta"):  # names and shapes alone
             model = build(name, shape, 10, vocabulary)
         assert len(MODELS[name].blocks) == len(model.blocks)
@@ -96,7 +97,7 @@ def test_all_of_it_from_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     blocks = arrays.read_one(engine, 1, "ala_blocks")
     assert blocks.tolist() == [[0, 64 * 64 + 64, 64 * 64 + 64 + 650], [1, 0, 64 * 64 + 64]]
     losses = [arrays.read_one(engine, 1, "ala_objective", t) for t in (1, 2, 3)]
-    samples = partitions.find(engine, 1).train.sum(axis=1)
+    samples = partitions.find(engine, "1").train.sum(axis=1)
     trained = [float(samples @ each[:, 0] / samples.sum()) for each in losses]
     assert trained[2] < trained[0]
     assert (losses[0][:, 1] > losses[0][:, 0]).mean() > 0.5, (

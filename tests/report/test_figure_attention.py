@@ -13,7 +13,6 @@ from support.pages import PAGES, contrast, only
 
 from pflbench.errors import UserError
 from pflbench.report.figures import attention
-from pflbench.report.figures.attention import numbers
 from pflbench.report.traces import GREY
 from pflbench.store.partitions import PartitionRecord
 
@@ -41,9 +40,9 @@ def test_how_well_attention_tells_the_groups() -> None:
     shares = np.full((4, 4), 0.1)
     shares[[0, 1, 2, 3], [1, 0, 3, 2]] = 0.8
     np.fill_diagonal(shares, NAN)
-    assert numbers.recovered(shares, np.array([5, 5, 2, 2])) == 1
+    assert attention.recovered(shares, np.array([5, 5, 2, 2])) == 1
     # {0, 1}, {2, 3} against {0, 2}, {1, 3}: no pair together in both, 2/3 expected of 2 possible: (0 - 2/3) / (2 - 2/3).
-    assert numbers.recovered(shares, np.array([0, 1, 0, 1])) == pytest.approx(-0.5)
+    assert attention.recovered(shares, np.array([0, 1, 0, 1])) == pytest.approx(-0.5)
 
 
 def test_negative_weights_are_drawn_about_zero(engine: Engine) -> None:
@@ -90,9 +89,9 @@ def test_the_round_can_be_chosen(engine: Engine) -> None:
 
 
 def test_groups_are_those_of_the_partition_else_the_most_frequent_class() -> None:
-    def groups(scheme: str, counts: list[list[int]], **of: Any) -> numbers.ClientGroups:
+    def groups(scheme: str, counts: list[list[int]], **of: Any) -> attention.ClientGroups:
         held = np.array(counts)
-        return numbers.groups(PartitionRecord("", scheme, "", "mnist", of, tuple("abcd"), held, 0 * held))
+        return attention.groups(PartitionRecord("", scheme, "", "mnist", of, tuple("abcd"), held, 0 * held))
 
     made = groups("groups", [[9, 1, 1, 1]] * 3 + [[0, 0, 5, 5]] * 2, groups=2)
     assert (made.of.tolist(), made.names, made.true) == ([0, 0, 0, 1, 1], ("0, 1", "2, 3"), True)

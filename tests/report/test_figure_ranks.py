@@ -105,6 +105,11 @@ def test_ties_everywhere_are_drawn_too(engine: Engine) -> None:
     assert "p = 1." in drawing.caption
     marks = [line.get_xdata()[0] for line in drawing.figure.axes[0].lines if line.get_label() in TITLES]
     assert marks == [2, 2, 2]
+    heights = [line.get_ydata()[0] for line in drawing.figure.axes[0].lines if line.get_label() in TITLES]
+    size = max(line.get_markersize() for line in drawing.figure.axes[0].lines if line.get_label() in TITLES)
+    pixels = drawing.figure.axes[0].transData.transform([(2, y) for y in heights])[:, 1]
+    assert (np.diff(np.sort(pixels)) > size * style.DPI / 72).all(), "each marker is seen"
+    assert drawing.figure.axes[0].get_xlim()[0] == 1
     assert_apart(drawing.figure)
 
 

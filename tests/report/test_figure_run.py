@@ -34,15 +34,7 @@ def test_a_runs_own_figures_are_its_rows(engine: Engine) -> None:
                 correct=np.array(correct), series={"global": (0.25 * t, 0.5)}, **tested, **spent,
             ),
         )  # fmt: skip
-    curve, bars, loss, phases = (
-        made(engine, run)
-        for made in (run_figures.run_curve, run_figures.client_accuracy, run_figures.train_loss, run_figures.phases)
-    )
-    assert curve is not None
-    assert bars is not None
-    assert loss is not None
-    assert phases is not None
-    assert run_figures.pages(engine, run) == (curve, loss, bars, phases)
+    curve, loss, bars, phases = run_figures.pages(engine, run)
     for one in (curve, bars, loss, phases):
         go.Figure(one.spec)
         assert json.loads(json.dumps(one.spec, allow_nan=False)) == one.spec
@@ -69,8 +61,7 @@ def test_many_rounds_are_averaged_and_lose_no_second(engine: Engine) -> None:
     with sqlite3.connect(str(engine.url.database)) as connection:
         rows = [(run, t, 90.0 if t == 333 else 1.0) for t in range(1, 1000)]
         connection.executemany("insert into round (run_id, round, seconds_update) values (?, ?, ?)", rows)
-    one = run_figures.phases(engine, run)
-    assert one is not None
+    one = run_figures.pages(engine, run)[-1]
     training = one.spec["data"][1]
     assert len(training["y"]) == 200
     assert 5 * sum(training["y"]) == pytest.approx(998 + 90)
@@ -80,11 +71,8 @@ def test_many_rounds_are_averaged_and_lose_no_second(engine: Engine) -> None:
 
 def test_a_run_without_anything_has_no_figures(engine: Engine) -> None:
     run = write.create_run(engine, spec("fedavg"), {})
-    functions = (run_figures.run_curve, run_figures.client_accuracy, run_figures.train_loss, run_figures.phases)
-    assert [made(engine, run) for made in functions] == [None] * 4
     assert run_figures.pages(engine, run) == ()
     add_run(engine, spec("fedavg", 1), [0.1])
-    assert run_figures.client_accuracy(engine, 2) is None
-    for made in functions:
-        with pytest.raises(UserError, match="No run '7'"):
-            made(engine, 7)
+    assert "Accuracy by client" not in {one.title for one in run_figures.pages(engine, 2)}
+    with pytest.raises(UserError, match="No run '7'"):
+        run_figures.pages(engine, 7)

@@ -12,7 +12,6 @@ from support.swept import SENT, add_clients, clients, sent
 from pflbench.errors import UserError
 from pflbench.report import looks
 from pflbench.report.figures import elastic, fairness, heterogeneity, overhead, scalability
-from pflbench.report.parameter_curve import sweeps
 from pflbench.report.selection import Filters
 from pflbench.store.write import RoundRecord
 
@@ -122,12 +121,10 @@ def test_elastic_without_runs_of_it_names_the_command(engine: Engine) -> None:
 
 
 def test_the_longest_sweep_comes_first(engine: Engine) -> None:
-    from pflbench.report.selection import Filters
-
     for dataset, numbers in (("mnist", (10, 20)), ("cifar10", (10, 20, 50))):
         for number in numbers:
             add_run(engine, spec("fedavg", dataset=dataset, partition=clients(number)), [0.1, 0.5])
-    found = sweeps(Filters().select(engine), "partition.clients", "")
+    found = scalability.FIGURE.sweeps(Filters().select(engine))
     assert [(sweep.title, sweep.values) for sweep in found] == [
         ("Cifar10, Dir(0.1)", (10, 20, 50)),
         ("MNIST, Dir(0.1)", (10, 20)),

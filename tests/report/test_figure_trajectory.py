@@ -10,7 +10,7 @@ from support.report_database import spec
 from support.store_samples import write_round
 
 from pflbench.errors import UserError
-from pflbench.report.figures.trajectory import numbers
+from pflbench.report.figures import trajectory
 from pflbench.store import arrays, write
 from pflbench.store.write import RoundRecord
 
@@ -18,7 +18,7 @@ from pflbench.store.write import RoundRecord
 def test_the_plane_is_that_of_a_singular_value_decomposition() -> None:
     rng = np.random.default_rng(0)
     kept = rng.normal(size=(2, 5, 2, 300)).astype(np.float32) * np.linspace(3, 0.1, 300, dtype=np.float32)
-    plane = numbers.plane(numbers.Paths((), 0, tuple(range(5)), kept))
+    plane = trajectory.plane(trajectory.Paths((), 0, tuple(range(5)), kept))
     rows = kept.reshape(-1, 300).astype(np.float64)
     _, s, axes = np.linalg.svd(rows - rows.mean(axis=0), full_matrices=False)
     np.testing.assert_allclose(np.abs(np.sum(plane.axes * axes[:2], axis=1)), 1, rtol=1e-6)
@@ -33,7 +33,7 @@ def test_the_plane_is_that_of_a_singular_value_decomposition() -> None:
 def test_models_on_a_line_have_no_plane() -> None:
     kept = np.arange(10, dtype=np.float32).reshape(1, 5, 2, 1) * np.ones(8, dtype=np.float32)
     with pytest.raises(UserError, match="no plane"):
-        numbers.plane(numbers.Paths((), 0, tuple(range(5)), kept))
+        trajectory.plane(trajectory.Paths((), 0, tuple(range(5)), kept))
 
 
 def test_the_trajectory_is_in_the_plane_of_an_svd_with_its_surface(engine: Engine) -> None:
@@ -56,7 +56,7 @@ def test_the_trajectory_is_in_the_plane_of_an_svd_with_its_surface(engine: Engin
             np.testing.assert_allclose(np.abs([marks["x"], marks["y"]]), expected[k, :, which].T, rtol=1e-4)
     assert [note["text"] for note in without.spec["layout"]["annotations"]] == ["0", "3", "0", "3", "ALA from round 2"]
 
-    grid = numbers.plane(numbers.paths(engine)).grid()
+    grid = trajectory.plane(trajectory.paths(engine)).grid()
     loss = 10 ** np.linspace(-2, 1, 21 * 21).reshape(21, 21, 1)
     arrays.keep(engine, 1, "surface_4", 3, np.concatenate([grid, loss], axis=2))
     drawn = only("trajectory", engine)

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from golden.raw import Raw, cells, unpack
 from matplotlib.figure import Figure
+from matplotlib.quiver import Quiver
 from scipy.stats import rankdata
 from sqlalchemy import Engine
 from support.figure_options import DIR_1, FILTERS, RANKED
@@ -256,8 +257,10 @@ def trajectory(figure: Figure, raw: Raw) -> set[int]:
     _, _, axes = np.linalg.svd(flat - flat.mean(axis=0), full_matrices=False)
     at = ((flat - flat.mean(axis=0)) @ axes[:2].T).reshape(*models.shape[:3], 2)
     ax = figure.axes[0]
-    for marker, side in (("o", 0), ("s", 1)):
-        drawn = np.stack([line.get_xydata() for line in ax.lines if line.get_marker() == marker])
+    arrows = [held for held in ax.collections if isinstance(held, Quiver)]
+    starts = np.stack([line.get_xydata() for line in ax.lines if line.get_marker() == "o"])
+    ends = np.stack([held.XY + np.stack([held.U, held.V], axis=1) for held in arrows])
+    for drawn, side in ((starts, 0), (ends, 1)):
         signs = np.sign((drawn * at[:, :, side]).sum(axis=(0, 1)))
         np.testing.assert_allclose(drawn, at[:, :, side] * signs, atol=1e-5)
     ((_, surface),) = raw.arrays(kept[0], "surface_4").items()

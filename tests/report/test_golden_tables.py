@@ -37,6 +37,10 @@ PLACES = {
     "applicability": "dataset in ('tiny', 'cifar100') and model == 'cnn' and beta == 0.1 and method.str.endswith('+ala')",
     "hyperparameters": "dataset == 'tiny' and model == 'resnet18' and beta == 0.1 and method == 'fedala'",
     "range": "beta == 0.1 and method == 'fedala' and adapt == 1 and dataset in ('tiny', 'agnews') and model != 'resnet18'",
+    "leaderboard": "not method.str.endswith('+ala') and method not in ('local', 'heurfedamp') and clients < 50 and ratio == 1"
+    " and (dataset == 'tiny' and (model == 'cnn' and beta in (0.01, 0.1, 0.5) or model == 'resnet18' and beta == 0.1)"
+    " or dataset == 'cifar100' and beta == 0.1 or dataset == 'agnews' and beta == 1"
+    " or dataset == 'fashionmnist' and scheme == 'pathological') and (method != 'fedala' or p == 1 and s == 80 and adapt == 1)",
     "participation": "dataset == 'cifar100' and beta == 0.1 and clients == 100 and ratio == 0.5",
     "elastic": "dataset == 'mnist' and model == 'logreg'",
     "partitions": "dataset == 'fashionmnist'",
@@ -51,6 +55,12 @@ LINES: dict[str, Callable[[Any], tuple[str, dict[str, object]]]] = {
     "hyperparameters": lambda run: usual(run) or ("table1", {"s": run.s, "p": int(run.p)}),
     "range": lambda run: usual(run) or ("table6", {"s": run.s, "p": int(run.p)}),
     "participation": lambda run: ("table7", {"clients": 100, "rho": 0.5}),
+    "leaderboard": lambda run: (
+        "leaderboard",
+        {"clients": 20, "part": 1, "classes_per_client": 2}
+        if run.scheme == "pathological"
+        else {"beta": run.beta, "clients": 20, "part": 1 if run.beta in (0.1, 1) else 2},
+    ),
     "ablation": lambda run: ("table2", {"beta": 0.1}) if run.adapt else ("text", {"adapt": "false"}),
 }
 
@@ -338,4 +348,4 @@ def test_every_table_is_compared() -> None:
     """A new one needs runs in tests/golden/build.py and numbers here."""
     assert set(TABLES) == {*PLACES, "accuracy", "overhead", "ranks"}
     assert set(LINES) | {"elastic", "partitions"} == set(PLACES)
-    assert len(METHODS) == 8
+    assert len(METHODS) == 10

@@ -11,6 +11,7 @@ import pytest
 from golden.raw import unpack
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.quiver import Quiver
 from matplotlib.text import Text
 from PIL import Image
 from sqlalchemy import Engine
@@ -105,7 +106,8 @@ def all_methods(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 @pytest.mark.parametrize(("width", "place"), [("one-column", "auto"), ("one-column", "right"), ("two-column", "auto")])
 def test_a_legend_of_all_methods_lies_beside_the_data(all_methods: Engine, width: str, place: str) -> None:
-    made = figure("curves", all_methods, PrintPage(style.WIDTHS[width], legend=place))
+    asked = Filters(methods=[name + plus for name in methods.METHODS for plus in ("", "+ala")])
+    made = figure("curves", all_methods, PrintPage(style.WIDTHS[width], legend=place), asked)
     check(made)
     (legend,) = made.legends
     (ax,) = made.axes
@@ -197,6 +199,32 @@ def test_circles_are_whole_and_hide_no_neighbour(engine: Engine, shape: tuple[in
     assert across >= 4 * style.DPI / 72 or across >= 2 * apart
 
 
+def test_bars_at_the_same_x_stand_side_by_side_and_panels_of_one_quantity_share_their_axis() -> None:
+    def panel(high: float, label: str) -> Panel:
+        look, bars = Look("#000000", "o", 0, 0), {"low": [0, 1], "high": [2, high], "bars": True}
+        traces = [Trace([1, 2], [1, 2], look, name, aside=aside, **bars) for name, aside in (("a", -2.0), ("b", 2.0))]
+        return Panel("", Axis("x", limits=(0, 3)), Axis(label), traces)
+
+    figure = render.drawing([panel(3, "accuracy"), panel(9, "accuracy"), panel(5, "seconds")], [], "", columns=3).figure
+    first, second, third = figure.axes
+    left, right = (ax.get_window_extent() for ax in first.collections)
+    assert right.x0 - left.x1 > 2 * style.DPI / 72, "the bars do not touch"
+    assert [line.get_xdata().tolist() for line in first.lines] == [[1, 2], [1, 2]]
+    assert first.get_ylim() == second.get_ylim() != third.get_ylim()
+    assert first.get_ylim()[1] > 9
+    assert [ax.yaxis.get_tick_params()["labelleft"] for ax in figure.axes] == [True, False, True]
+
+
+def test_no_marker_of_fairness_touches_the_frame(golden: Engine) -> None:
+    made = figure("fairness", golden, PrintPage(style.COLUMN, font_size=10), Filters(datasets=["tiny", "digits"]))
+    for ax in made.axes:
+        for line in ax.lines:
+            radius = 0.5 * style.DPI / 72 * (line.get_linewidth() if line.get_linestyle() == "-" else line.get_markersize())
+            at = ax.transData.transform(line.get_xydata())
+            assert (at - radius >= ax.bbox.min).all()
+            assert (at + radius <= ax.bbox.max).all()
+
+
 def test_a_long_trajectory_has_few_arrows(engine: Engine) -> None:
     rng = np.random.default_rng(0)
     steps = rng.normal(size=(61, 2, 30)).cumsum(axis=0).astype(np.float32)
@@ -207,14 +235,19 @@ def test_a_long_trajectory_has_few_arrows(engine: Engine) -> None:
         drawing = PLOTS["trajectory"].load()(engine)
     (ax,) = drawing.figure.axes
     check(drawing.figure)
-    arrows = [patch for patch in ax.patches if type(patch).__name__ == "FancyArrowPatch"]
-    assert len(arrows) == 2 * 13
-    starts, ends = (next(line for line in ax.lines if line.get_marker() == marker).get_xydata() for marker in "os")
-    assert len(starts) == len(ends) == 13
+    arrows = [one for one in ax.collections if isinstance(one, Quiver)]
+    assert [one.N for one in arrows] == [13, 13]
+    starts = next(line for line in ax.lines if line.get_marker() == "o" and line.get_linestyle() == "None").get_xydata()
     whole = ax.lines[0].get_xydata()
     assert len(whole) == 2 * 61
     np.testing.assert_allclose(starts[[0, 1, -1]], whole[[0, 10, -2]])
-    np.testing.assert_allclose(ends[[0, 1, -1]], whole[[1, 11, -1]])
+    np.testing.assert_allclose(arrows[0].XY, starts)
+    np.testing.assert_allclose((arrows[0].XY + np.stack([arrows[0].U, arrows[0].V], axis=1))[[0, 1, -1]], whole[[1, 11, -1]])
+    assert not [line for line in ax.lines if line.get_marker() == "s"], "nothing covers the heads"
+    for text in ax.texts:
+        box = text.get_window_extent()
+        assert (box.min >= ax.bbox.min).all(), f"{text.get_text()} is not in the frame"
+        assert (box.max <= ax.bbox.max).all(), f"{text.get_text()} is not in the frame"
     assert "in 13 of the 61 rounds" in drawing.caption
 
 

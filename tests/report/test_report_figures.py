@@ -13,11 +13,13 @@ from sqlalchemy import Engine
 from support.command import ROOT
 from support.report_database import add_partition, add_run, spec
 
+from pflbench import methods
 from pflbench.errors import UserError
-from pflbench.report import looks
+from pflbench.report import labels, looks
 from pflbench.report.declared import PLOTS
-from pflbench.report.figures import curves, distribution
+from pflbench.report.figures import curves, distribution, overhead
 from pflbench.report.selection import Filters
+from pflbench.store import write
 
 pairs = partial(combinations, r=2)
 FEDAVG = [[0.1, 0.5, 0.7], [0.2, 0.6, 0.6]]
@@ -179,3 +181,48 @@ def test_a_dollar_in_a_stored_name_begins_no_formula(engine: Engine, tmp_path: P
     drawn = (tmp_path / "c.svg").read_text()
     assert "$x^2$" in drawn
     assert "$\\frac{$" in drawn
+
+
+def test_beyond_twelve_methods_the_best_are_in_colour_and_the_others_are_named(store: Engine) -> None:
+    names = list(methods.METHODS)[:14]
+    for k, name in enumerate(names):
+        costs = {"participants": 4, "params_up": 40, "params_down": 40, "bytes_up": 160, "bytes_down": 160}
+        run = add_run(store, spec(name, hyperparameters={}), [0.1, 0.2 + k / 20], seconds=1.0 + k, **costs)
+        write.update_run(store, run, parameters=10)
+    worst = ", ".join(labels.method_title(name) for name in names[:2])
+    for figure in (curves, overhead):
+        drawing = figure.plot(store)
+        grey = [line for line in drawing.figure.axes[0].lines if line.get_color() == looks.OTHER.colour]
+        assert sorted(line.get_ydata()[-1] for line in grey) == pytest.approx([20, 25])
+        (legend,) = drawing.figure.legends
+        entries = [text.get_text() for text in legend.get_texts()]
+        assert entries[-1] == "others"
+        assert set(map(labels.method_title, names[2:])) <= set(entries)
+        assert drawing.caption.endswith(f"in grey: {worst}.")
+        asked = figure.plot(store, Filters(methods=names))
+        assert not [line for line in asked.figure.axes[0].lines if line.get_color() == looks.OTHER.colour]
+        assert "grey:" not in asked.caption
+
+
+def test_the_legend_of_a_distribution_has_circles_of_their_sizes(engine: Engine) -> None:
+    add_partition(engine, counts=[[180, 50], [10, 20]])
+    (ax,) = distribution.plot(engine).figure.axes
+    (circles,) = ax.collections
+    legend = ax.get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["10", "50", "180 samples"]
+    area = dict(zip([180, 50, 10, 20], circles.get_sizes(), strict=True))
+    drawn = [handle.get_markersize() ** 2 for handle in legend.legend_handles]
+    assert drawn == pytest.approx([area[10], area[50], area[180]])
+    assert legend.get_window_extent().y1 < ax.xaxis.label.get_window_extent().y0
+
+
+def test_panels_of_one_dataset_share_their_y_axis(engine: Engine) -> None:
+    add_run(engine, spec("fedavg", partition={"scheme": "dirichlet", "beta": 0.5, "clients": 20}), [0.1, 0.2])
+    add_run(engine, spec("fedavg", dataset="tiny"), [0.01, 0.02])
+    axes = {ax.get_title(): ax for ax in curves.plot(engine).figure.axes}
+    first, second, other = (
+        axes[title] for title in ("(a) MNIST, Dir(0.1)", "(b) MNIST, Dir(0.5)", "(c) Tiny-ImageNet, Dir(0.1)")
+    )
+    assert first.get_ylim() == second.get_ylim()
+    assert other.get_ylim()[1] < 3 < 90 < first.get_ylim()[1]
+    assert [ax.yaxis.get_tick_params()["labelleft"] for ax in (first, second, other)] == [True, False, True]

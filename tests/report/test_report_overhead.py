@@ -11,7 +11,7 @@ from support.report_database import add_run, spec
 from support.store_samples import write_round
 
 from pflbench.errors import UserError
-from pflbench.report.needs import METHODS
+from pflbench.report.needed import METHODS
 from pflbench.report.tables import overhead as table3
 from pflbench.report.tables.accuracy import Paper
 from pflbench.report.tables.overhead import CostCell, OverheadTable, build
@@ -40,9 +40,7 @@ def add(engine: Engine, method: str, rounds: list[tuple[float, float, float]], s
 
 
 def cell(table: OverheadTable, label: str) -> CostCell:
-    (found,) = [cells[0] for row, cells in zip(table.rows, table.cells, strict=True) if row.label == label]
-    assert found is not None
-    return found
+    return table.cells[[row.label for row in table.found.rows].index(label), 0]
 
 
 def test_the_initial_stage_is_of_the_runs_that_have_one(engine: Engine) -> None:
@@ -118,3 +116,36 @@ def test_the_papers_times_stand_beside_its_setting_alone(engine: Engine, paper: 
     assert [title for title, value in minutes.items() if value is not None] == [
         title for title in minutes if shown and "Tiny" in title and "ResNet" in title
     ]
+
+
+def test_another_machine_or_load_is_marked_from_the_record(engine: Engine) -> None:
+    command = "pflbench run -m fedavg"
+    made = {
+        "fedavg": ("AMD EPYC", {"cores": 2, "command": command}),
+        "ditto": ("AMD EPYC", {"cores": 2, "command": f"{command} --json"}),
+        "fedrep": ("Xeon", {"cores": 2, "command": command}),
+        "fedprox": ("AMD EPYC", {"cores": 8, "command": command}),
+        "fedala": ("AMD EPYC", {"cores": 2, "command": f"{command} -j 4"}),
+        "local": ("AMD EPYC", {"cores": 2, "command": "pflbench sweep make study.yaml"}),
+        "fedamp": ("AMD EPYC", {"cores": 2, "command": command, "pack": {"runs": 3}}),
+        "apple": ("AMD EPYC", {"cores": 2, "command": command}),
+    }
+    for method, (device, environment) in made.items():
+        write.update_run(engine, add(engine, method, [(0.5, 1, 2)]), device=device, environment=environment)
+    table = build(engine)
+    elsewhere = {row.method: table.cells[i, 0].elsewhere for i, row in enumerate(table.found.rows)}
+    assert {method: of[0] if of else "" for method, of in elsewhere.items()} == {
+        "fedavg": "",
+        "ditto": "",
+        "apple": "",
+        "fedrep": "Xeon, 2 cores, 1 run at a time",
+        "fedprox": "AMD EPYC, 8 cores, 1 run at a time",
+        "fedala": "AMD EPYC, 2 cores, 4 runs at a time",
+        "local": "AMD EPYC, 2 cores, several runs at a time",
+        "fedamp": "AMD EPYC, 2 cores, 1 run at a time, 3 seeds together",
+    }
+    assert "Made on: AMD EPYC, 2 cores, 1 run at a time." in table.notes
+    assert "§: another machine or load: Xeon, 2 cores, 1 run at a time (FedRep)." in table.notes
+    (times,) = [column for column in table.grid().columns if column.head[-1] == "s/round"]
+    marked = {row.method for row, text in zip(table.found.rows, times.entries, strict=True) if text.text.endswith(" §")}
+    assert marked == {method for method, of in elsewhere.items() if of}

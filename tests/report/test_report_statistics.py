@@ -297,5 +297,15 @@ def test_ranks_need_three_rows_and_say_what_is_left_out(engine: Engine) -> None:
         add(engine, method, [0.6], dataset="cifar10")
     add(engine, "ditto", [0.5], dataset="cifar100")
     assert "Left out: 1 setting without runs of every row." in ranks.build(engine).notes
+    for name in ("fashionmnist", "tiny", "agnews"):
+        for method in ("ditto", "fedavg", "local"):
+            add(engine, method, [0.5], dataset=name)
+    add_run(engine, spec("fedrep", hyperparameters={}), [0.9])
+    add_run(engine, spec("fedprox", hyperparameters={}), [0.9])
+    add_run(engine, spec("fedprox", hyperparameters={}, dataset="cifar10"), [0.9])
+    found = ranks.build(engine)
+    assert {row.method for row in found.rows} == {"ditto", "fedavg", "local"}
+    assert "Left out, with runs in too few settings: FedProx (2 settings), FedRep (1 setting)." in found.notes
+    assert len(found.settings) == found.accuracy.shape[1] >= 4
     with pytest.raises(UserError, match="three rows"):
         ranks.build(engine, Filters(methods=["ditto", "fedavg"]))

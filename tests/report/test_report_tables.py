@@ -21,14 +21,14 @@ from pflbench.cli.options import run_options
 from pflbench.cli.run import run as run_command
 from pflbench.engine.flat import Flat
 from pflbench.errors import UserError
-from pflbench.report import blocks, paper
+from pflbench.report import paper
 from pflbench.report.declared import TABLES
-from pflbench.report.needs import Planned
+from pflbench.report.needed import Planned
 from pflbench.report.selection import Filters
 from pflbench.report.tables import cell
 from pflbench.report.tables.accuracy import AccuracyTable
 from pflbench.report.tables.grid import render
-from pflbench.report.tables.places import AccuracyColumn
+from pflbench.report.tables.places import BLOCKS, AccuracyColumn
 from pflbench.run.plan import RunOptions, plan
 from pflbench.spec import RunSpec
 from pflbench.store.runs import RoundRule
@@ -70,7 +70,12 @@ def verdict(table: AccuracyTable, row: str, column: int = 0) -> str | None:
 def test_no_printed_accuracy_is_left_over() -> None:
     """Each row of the files is a cell of some table; s = 80, p = 1 of Table 6 and Table 1 are Table 2's once more."""
     shown = {(p.line.method, p.place, p.reference.mean) for table in DECLARED.values() for p in table.cells if p.reference}
-    assert {(r.method, r.place, r.mean) for r in paper.references()} == shown
+    # The leaderboard has two methods that pflbench does not have, and two values for some cells, of which the first counts.
+    known = [r for r in paper.references() if r.method not in ("FedDistill", "FedGen")]
+    first: dict[tuple[object, ...], paper.PrintedValue] = {}
+    for r in known:
+        first.setdefault((r.method, r.place, r.mean if r.table != paper.LEADERBOARD else None), r)
+    assert {(r.method, r.place, r.mean) for r in first.values()} == shown
     accuracies = [
         row
         for file in sorted((ROOT / "pflbench" / "papers").glob("*.csv"))
@@ -188,9 +193,6 @@ def test_improvement_is_against_the_same_method_in_the_same_setting(engine: Engi
 @pytest.mark.parametrize(
     ("model", "dataset", "shape", "classes", "vocabulary"),
     [
-        ("cnn", "mnist", (1, 28, 28), 10, None),
-        ("cnn", "cifar10", (3, 32, 32), 10, None),
-        ("cnn", "cifar100", (3, 32, 32), 100, None),
         ("cnn", "tiny", (3, 64, 64), 200, None),
         ("resnet18", "tiny", (3, 64, 64), 200, None),
         ("fasttext", "agnews", (200,), 4, 98_635),
@@ -200,10 +202,12 @@ def test_weights_are_those_of_the_models_blocks(
     model: str, dataset: str, shape: tuple[int, ...], classes: int, vocabulary: int | None
 ) -> None:
     sizes = [block.stop - block.start for block in Flat(models.build(model, shape, classes, vocabulary)).blocks]
-    counted = [blocks.weights(model, dataset, p) for p in range(1, len(sizes) + 1)]
-    assert counted == [sum(sizes[:p]) for p in range(1, len(sizes) + 1)]
-    assert len(sizes) == max(p for name, p in paper.covered() if name == model), "Table 5"
-    assert blocks.weights(model, "digits", 1) is None
+    assert BLOCKS[dataset, model] == tuple(sizes)
+    covered = [value for value in paper.printed() if (value.table, value.backbone) == ("table5", model)]
+    for p in range(1, len(sizes) + 1):
+        lowest_first = [value.metric.removeprefix("ala_range_covers:") for value in covered if value.setting["p"] == str(p)]
+        assert lowest_first == [*reversed(models.MODELS[model].blocks[:p])]
+    assert len(sizes) == max(int(value.setting["p"]) for value in covered)
 
 
 def test_runs_of_other_client_numbers_do_not_belong_to_scalability(engine: Engine) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command import Shell
+from support.command import Shell, rows
 from support.report_database import add_run, spec
 
 from pflbench.cli.console import duration
@@ -21,13 +20,6 @@ from pflbench.store.rounds import Speed
 RUN = ("run", "-m", "fedala", "-d", "digits", "--batch-size", "40", "--set", "fedala.max_init_epochs=2", "--rounds", "2")
 
 
-def losses(file: str) -> list[tuple[Any, ...]]:
-    connection = sqlite3.connect(file)
-    found = connection.execute("SELECT round, accuracy, test_loss, train_loss FROM round ORDER BY round").fetchall()
-    connection.close()
-    return found
-
-
 def test_a_measurement_changes_no_number(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = shell(*RUN, "--workers", "1", "--db", "plain.db")
     assert "Note" not in plain.err, "it is short"
@@ -38,7 +30,8 @@ def test_a_measurement_changes_no_number(shell: Shell, monkeypatch: pytest.Monke
     assert "measured on a few batches" in told.err
     assert "pflbench run -m fedala -d digits --rounds 20" in told.err
     assert told.out == plain.out
-    assert losses("told.db") == losses("plain.db")
+    losses = "SELECT round, accuracy, test_loss, train_loss FROM round ORDER BY round"
+    assert rows(losses, "told.db") == rows(losses, "plain.db")
     assert "Note" not in shell(*RUN[:-1], "1", "--workers", "1", "--db", "quiet.db", "--quiet").err
 
 
@@ -74,7 +67,7 @@ def test_a_dry_run_of_reproduce_measures_what_no_round_tells(shell: Shell, monke
         asked.append(spec.method.name)
         return Speed(spec.method.name, spec.data.label, spec.model, spec.partition.clients, 1, 2.0)
 
-    command = (
+    command = [
         "reproduce",
         "table:accuracy",
         "--scale",
@@ -87,7 +80,7 @@ def test_a_dry_run_of_reproduce_measures_what_no_round_tells(shell: Shell, monke
         "fedala",
         "--dry-run",
         "--json",
-    )
+    ]
     assert json.loads(shell(*command).out)["unknown"] > 0, "so short that nothing is measured"
     monkeypatch.setattr(forecast, "SMALL_WORK", 0)
     monkeypatch.setattr(forecast, "_measure", two_seconds)

@@ -29,6 +29,7 @@ ALIKE = {  # what is typed beside what is left out; all of 10 clients, with MLP,
     "with ALA": ({"methods": "heurfedamp+ala", "settings": "heurfedamp+ala.xi_ii=0.1"}, {"methods": "heurfedamp+ala"}),
     "alpha": ({"methods": "per-fedavg", "settings": "per-fedavg.alpha=0.1"}, {"methods": "per-fedavg"}),
     "beta": ({"methods": "per-fedavg", "settings": "per-fedavg.beta=0.1"}, {"methods": "per-fedavg"}),
+    "head_lr": ({"methods": "fedpac", "settings": "fedpac.head_lr=0.1"}, {"methods": "fedpac"}),
     "-0.0": ({"methods": "fedprox", "settings": "fedprox.mu=-0.0"}, {"methods": "fedprox", "settings": "fedprox.mu=0"}),
     "decay of -0.0": ({"optimizer": "adamw", "weight_decay": -0.0}, {"optimizer": "adamw", "weight_decay": 0.0}),
 }  # fmt: skip
@@ -42,6 +43,10 @@ APART = {
     "beta that follows a schedule": (
         {"methods": "per-fedavg", "settings": "per-fedavg.beta=0.1", "lr_schedule": "cosine"},
         {"methods": "per-fedavg", "lr_schedule": "cosine"},
+    ),
+    "head_lr that follows a schedule": (
+        {"methods": "fedpac", "settings": "fedpac.head_lr=0.1", "lr_schedule": "step", "lr_step_every": 1},
+        {"methods": "fedpac", "lr_schedule": "step", "lr_step_every": 1},
     ),
     "buffers": ({"bn_buffers": "average", "model": "norms.py:norms"}, {"model": "norms.py:norms"}),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.command import Shell
+from support.command import Shell, rows
 from torch.nn import functional as F
 
 from pflbench import data, methods, partition
@@ -20,19 +19,9 @@ from pflbench.contract.small import EXECUTORS, federation
 from pflbench.errors import Diverged, UserError
 from pflbench.report import paper
 from pflbench.run.federation_data import load_federation_data
-from pflbench.run.testing import evaluate_central, global_model
+from pflbench.run.round import evaluate_central, global_model
 from pflbench.run.training import execute
-from pflbench.spec import (
-    IID,
-    DataSpec,
-    Dirichlet,
-    Groups,
-    MethodSpec,
-    PartitionSpec,
-    Pathological,
-    RunSpec,
-    TrainSpec,
-)
+from pflbench.spec import IID, DataSpec, Dirichlet, Groups, MethodSpec, PartitionSpec, Pathological, RunSpec, TrainSpec
 from pflbench.store import database as db
 from pflbench.store.runs import RoundRule
 
@@ -46,9 +35,8 @@ CLASSES, PER_CLASS, TESTED = "abc", 40, 15  # images of a class in train/ and in
 
 
 @pytest.fixture
-def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def images(tmp_path: Path) -> Path:
     """A folder with train/ and test/: 8 x 8 grey images, lighter with every class."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
     random = np.random.default_rng(3)
     for part, count in (("train", PER_CLASS), ("test", TESTED)):
         for k, name in enumerate(CLASSES):
@@ -117,7 +105,7 @@ def test_data_without_an_official_test_part_are_refused(tmp_path: Path) -> None:
         assert dataset.test_part == (name not in ("digits", "tiny"))
     with pytest.raises(UserError, match="digits has no official test part") as caught:
         load_federation_data(spec(DataSpec(name="digits"), IID(clients=4, central_test=True), model="mlp"), tmp_path)
-    assert "mnist, fashionmnist, emnist, cifar10, cifar100, agnews, and folder:PATH" in caught.value.hint
+    assert "mnist, fashionmnist, emnist, cifar10, cifar100, agnews, har, leaf:PATH, and folder:PATH" in caught.value.hint
 
 
 # -- what is tested ---------------------------------------------------------------------------------------------------
@@ -176,26 +164,19 @@ def test_a_loss_that_is_not_finite_stops_the_run() -> None:
 # -- a run ------------------------------------------------------------------------------------------------------------
 
 
-def rows(folder: Path, query: str) -> list[tuple[Any, ...]]:
-    with sqlite3.connect(folder / "pflbench.db") as connection:
-        found = connection.execute(query).fetchall()
-    connection.close()
-    return found
-
-
-def test_a_run_with_a_central_test_set(shell: Shell, images: Path, tmp_path: Path) -> None:
+def test_a_run_with_a_central_test_set(shell: Shell, images: Path) -> None:
     command: tuple[str, ...] = ("run", "-m", "fedavg", "-m", "ditto", "-d", f"folder:{images}", "--model", "logreg")
     command += ("--clients", "3", "--beta", "1", "--rounds", "5", "--eval-every", "2", "--dtype", "float64", "--quiet")
     assert shell(*command, "--central-test").code == 0
     query = "SELECT series.round, accuracy, test_loss FROM series JOIN run ON run.id = run_id WHERE method = '{}' AND name = '{}'"
-    fedavg, ditto = (rows(tmp_path, query.format(name, "central")) for name in ("fedavg", "ditto"))
+    fedavg, ditto = (rows(query.format(name, "central")) for name in ("fedavg", "ditto"))
     assert [row[0] for row in fedavg] == [0, 2, 4, 5]
     assert fedavg == [pytest.approx(row) for row in ditto], "Ditto's global branch is an unchanged FedAvg"
-    assert rows(tmp_path, query.format("ditto", "global")) != ditto
+    assert rows(query.format("ditto", "global")) != ditto
     assert all(row[1] * len(CLASSES) * TESTED == pytest.approx(round(row[1] * len(CLASSES) * TESTED)) for row in fedavg)
     assert fedavg[-1][1] > 0.6
     assert fedavg[-1][2] < fedavg[0][2]
-    ((tested,),) = rows(tmp_path, "SELECT SUM(total) FROM client_round WHERE run_id = 1 AND round = 0")
+    ((tested,),) = rows("SELECT SUM(total) FROM client_round WHERE run_id = 1 AND round = 0")
     assert len(CLASSES) * PER_CLASS / 4 <= tested <= len(CLASSES) * PER_CLASS / 4 + 3, "E1 goes on, on the clients' own quarters"
     assert shell(*command).code == 0
     table = shell("table", "accuracy").out
@@ -217,9 +198,7 @@ def test_a_method_without_a_global_model_is_refused_before_anything_runs(
     store = db.connect(db.to_url(str(tmp_path / "own.db")))
     with pytest.raises(UserError, match="no single global model"):
         list(execute(spec(data.parse(f"folder:{images}", tmp_path), SCHEMES["iid"], method), store, tmp_path))
-    with sqlite3.connect(tmp_path / "own.db") as connection:
-        assert connection.execute("SELECT COUNT(*) FROM run").fetchone() == (0,)
-    connection.close()
+    assert rows("SELECT COUNT(*) FROM run", "own.db") == [(0,)]
 
 
 def test_the_option(shell: Shell, images: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from dataclasses import replace
@@ -12,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from support.gpu import plugged_in
-from support.runs import numbers, rows, run, short
+from support.runs import environments, interrupted, numbers, rows, run, short
+from support.spies import on_call
 from torch import nn
 
 from pflbench.engine import devices, memory
@@ -44,29 +44,19 @@ def room(monkeypatch, size):
     monkeypatch.setattr(memory, "room", lambda *_, **__: size)
 
 
-def begin(store, rounds=2, how=BATCHED, **more):
-    """A run that is interrupted after so many rounds."""
-    steps = execute(spec(**more), store, Path("data"), how)
-    for step in steps:
-        if step.kind == "round" and step.round == rounds:
-            break
-    steps.close()
-
-
-def environments(store):
-    return [json.loads(found) for (found,) in rows(store, "SELECT environment FROM run ORDER BY id")]
+def begin(store, rounds=2, how=BATCHED):
+    """A run that is interrupted after this round; what is told of it."""
+    return [text for step in interrupted(spec(), store, rounds, how) for text in step.news]
 
 
 def too_little(monkeypatch, clients):
     """Memory is not enough for more clients in a training step."""
-    whole = Samples.batch
 
     def batch(self, index):
         if self.device.type != "meta" and index.shape[0] > clients and torch.is_grad_enabled():
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-        return whole(self, index)
 
-    monkeypatch.setattr(Samples, "batch", batch)
+    on_call(monkeypatch, Samples, "batch", batch)
 
 
 # -- an interrupted run -------------------------------------------------------------------------------------------------
@@ -129,13 +119,11 @@ def test_on_a_gpu_nothing_is_measured_twice(store, tmp_path, monkeypatch):
     np.savez(tmp_path / "own.npz", x=np.zeros((60, 16, 16), np.uint8), y=np.arange(60) % 3)
     few = {"clients": 3, "beta": 50.0, "min_samples": 4, "batch_size": 10, "rounds": 2}
     (images,) = plan(RunOptions(("fedavg",), (f"npz:{tmp_path / 'own.npz'}",), tmp_path, "cnn", **few))
-    ways, whole = [], BatchedExecutor._sgd
-    monkeypatch.setattr(BatchedExecutor, "_sgd", lambda own, asked: ways.append(own.convolution) or whole(own, asked))
+    ways = []
+    on_call(monkeypatch, BatchedExecutor, "_sgd", lambda own, asked: ways.append(own.convolution))
     monkeypatch.setattr(convolutions, "fastest", lambda _: "unfold")
     with plugged_in():
-        steps = execute(images, store, tmp_path, Execution(capture="none"))
-        next(step for step in steps if step.round == 1)
-        steps.close()
+        interrupted(images, store, 1, Execution(capture="none"))
         monkeypatch.setattr(convolutions, "fastest", lambda _: "groups")
         list(execute(images, store, tmp_path, Execution(capture="none")))
         list(execute(images, store, tmp_path, Execution(capture="none"), force=True))
@@ -164,7 +152,8 @@ def test_a_run_goes_on_with_what_a_shortage_left(store, monkeypatch):
     room(monkeypatch, MANY)
     with monkeypatch.context() as patched:
         too_little(patched, 3)
-        begin(store)
+        (told,) = begin(store)
+    assert told.startswith("Out of memory in training with 5 clients at a time: 2 at a time from here on")
     (begun,) = environments(store)
     assert begun["chunk"]["out_of_memory"] == [{"work": "training", "clients": 5, "then": 2, "round": 1}]
     told = [text for step in run(spec(), store, engine="batched") for text in step.news]

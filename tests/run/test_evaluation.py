@@ -9,6 +9,7 @@ import pytest
 import torch
 from sqlalchemy import Engine
 from support.runs import rows, run, spec
+from support.spies import on_call
 from torch import Tensor
 
 from pflbench.contract.small import federation, train
@@ -17,8 +18,7 @@ from pflbench.methods.ala import ALA
 from pflbench.methods.base import Method
 from pflbench.methods.fedfomo import FedFomo
 from pflbench.methods.fedphp import FedPHP
-from pflbench.run.round import rounds
-from pflbench.run.testing import HEADLINE, evaluate
+from pflbench.run.round import HEADLINE, evaluate, rounds
 
 SMALL: dict[str, Any] = {"join_ratio": 0.5, "evaluate": "all", "n": (12, 5, 9, 7)}
 
@@ -78,9 +78,9 @@ class Meeting(Method):
 
 def test_where_clients_meet_those_outside_the_cohort_meet_everyone() -> None:
     fed, method = federation(**SMALL), Meeting()
-    before, now, S = method.init(fed), fed.at(1), fed.cohort(1)
-    scores = evaluate(method, now, before, method.receive(now, before, S), S)[HEADLINE]
-    tested = before.theta.mean(0).expand(fed.size, -1).index_copy(0, S, before.theta[S].mean(0).expand(len(S), -1))
+    state, now, S = method.init(fed), fed.at(1), fed.cohort(1)
+    scores = evaluate(method, now, state, method.receive(now, state, S), S)[HEADLINE]
+    tested = state.theta.mean(0).expand(fed.size, -1).index_copy(0, S, state.theta[S].mean(0).expand(len(S), -1))
     assert scores.loss == pytest.approx(fed.evaluate(tested, torch.arange(fed.size)).loss)
 
 
@@ -97,12 +97,7 @@ def test_bench_tests_whom_a_run_tests(evaluated: str, monkeypatch: pytest.Monkey
     fed = federation(join_ratio=0.5, evaluate=evaluated, n=(12, 0, 9, 7))
     tested: list[list[int]] = []
 
-    def noting(self: Federation, models: Tensor, S: Tensor, which: str = "model") -> Any:
-        tested.append(S.tolist())
-        return original(self, models, S, which)
-
-    original = Federation.evaluate
-    monkeypatch.setattr(Federation, "evaluate", noting)
+    on_call(monkeypatch, Federation, "evaluate", lambda fed, models, S, *_: tested.append(S.tolist()))
     next(rounds(FedPHP(), fed))
     expected = fed.cohort(1).tolist() if evaluated == "participants" else list(range(fed.size))
     assert sorted(c for group in tested for c in group) == expected
@@ -136,13 +131,11 @@ def test_a_run_s_training_and_cost_are_those_without_it(store: Engine) -> None:
 def test_its_time_is_that_of_evaluation(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that goes on by a second for every client that is initialised: 2 of 5 in the cohort, the other 3 beside it."""
     now = [0.0]
-    original = ALA.initialise
 
-    def initialise(self: ALA, fed: Federation, a: Any, S: Tensor, *rest: Any) -> Any:
+    def initialise(ala: ALA, fed: Federation, a: Any, S: Tensor, *_: Any) -> None:
         now[0] += len(S)
-        return original(self, fed, a, S, *rest)
 
-    monkeypatch.setattr(ALA, "initialise", initialise)
+    on_call(monkeypatch, ALA, "initialise", initialise)
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     run(spec("fedala", rounds=3, join_ratio=0.5, evaluate="all", eval_every=2), store)
     seconds = rows(store, "SELECT round, seconds_receive, seconds_update, seconds_evaluate FROM round ORDER BY round")

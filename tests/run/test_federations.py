@@ -7,7 +7,6 @@ import shutil
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +17,10 @@ from sqlalchemy import Engine
 from support.federations import cases
 from support.made import Case, in_place, run
 from support.properties import check_arrays, check_numbers, check_rounds, watched
-from support.runs import numbers, rows
+from support.runs import interrupted, numbers, rows
 
 from pflbench import methods
 from pflbench.errors import Diverged, UserError
-from pflbench.run.training import execute
 from pflbench.store import database as db
 
 FEW = int(os.environ.get("PFLBENCH_FEDERATIONS", "1"))
@@ -31,9 +29,8 @@ FEW = int(os.environ.get("PFLBENCH_FEDERATIONS", "1"))
 def again(case: Case, store: Engine, after: int | None) -> None:
     """The same run, interrupted after a round or not."""
     if after is not None and after < case.spec.train.rounds:
-        with in_place(case), closing(execute(case.spec, store, Path("data"), replace(case.how, checkpoint_every=0))) as steps:
-            while next(steps).round < after:
-                pass
+        with in_place(case):
+            interrupted(case.spec, store, after, replace(case.how, checkpoint_every=0))
     run(case, store)
 
 
@@ -88,15 +85,9 @@ def many(name: str, examples: int, new: Path, folder: Path) -> Counter[str]:
     return found
 
 
+@pytest.mark.parametrize("examples", [FEW, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", methods.names(with_ala=True))
-def test_random_federations(name: str, new_database: Path, tmp_path: Path) -> None:
-    found = many(name, FEW, new_database, tmp_path)
+def test_random_federations(name: str, examples: int, new_database: Path, tmp_path: Path) -> None:
+    found = many(name, examples, new_database, tmp_path)
     print(f"{name}: {dict(found)}")
-    assert found["finished"] >= FEW / 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", methods.names(with_ala=True))
-def test_more_random_federations(name: str, new_database: Path, tmp_path: Path) -> None:
-    found = many(f"{name}", 5, new_database, tmp_path)
-    assert found["finished"] >= 3
+    assert found["finished"] >= examples / 2

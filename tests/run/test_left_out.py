@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.command import Shell
+from support.command import Shell, rows
 
 from pflbench.report.figures import distribution
 from pflbench.store import database as db
@@ -35,8 +34,7 @@ def test_groups_that_run_out_of_a_class(shell: Shell, tmp_path: Path, uneven: tu
     assert plain["left_out"] == LEFT_OUT == sum(SIZES) - np.sum(plain["train"]) - np.sum(plain["test"])
     done = shell("run", "-m", "local", *uneven, *GROUPS, "--model", "logreg", "--rounds", "1", "--lr", "0.1")
     assert f"leaves out {LEFT_OUT} samples, which no client gets." in done.err
-    with sqlite3.connect(tmp_path / "pflbench.db") as connection:
-        assert connection.execute("SELECT left_out FROM partition").fetchall() == [(LEFT_OUT,)]
+    assert rows("SELECT left_out FROM partition") == [(LEFT_OUT,)]
     assert f"samples left out {LEFT_OUT}" in " ".join(shell("runs", "show", "1").out.split())
     assert f"{LEFT_OUT} samples are left out" in shell("partition", "show", "--run", "1").err
     store = db.connect(f"sqlite:///{tmp_path / 'pflbench.db'}")

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 from support.command import Shell
-from support.runs import rows, run, spec
+from support.runs import environments, interrupted, run, spec
 
 from pflbench.run.execution import Execution
-from pflbench.run.training import execute
 
 UPHILL = {"rho": 0.9}
 SAID = "rho x steps = "
@@ -20,8 +19,7 @@ def told(steps):
 
 
 def kept(store, run_id):
-    (environment,) = rows(store, f"SELECT environment FROM run WHERE id = {run_id}")[0]
-    return json.loads(environment).get("notes", {})
+    return environments(store)[run_id - 1].get("notes", {})
 
 
 def test_said_once_and_kept(store):
@@ -43,18 +41,12 @@ def test_what_reception_notes_is_kept_with_the_row_it_is_seen_in(store):
 
 def test_a_resumed_run_does_not_say_it_again(store):
     this = spec("feddeper", set=UPHILL)
-    steps = execute(this, store, Path("data"), Execution(workers=1, checkpoint_every=0.0))
-    before = []
-    for step in steps:
-        before += step.news
-        if step.kind == "round" and step.round == 3:
-            break
-    steps.close()
+    before = told(interrupted(this, store, 3, Execution(workers=1, checkpoint_every=0.0)))
     resumed = run(this, store)
     assert resumed[0].kind == "resumed"
     assert len(before) == 1
     assert told(resumed) == []
-    assert list(kept(store, resumed[-1].run_id).values()) == before
+    assert list(kept(store, resumed[-1].run_id).values()) == [text for _, text in before]
 
 
 def test_the_user_reads_it(shell: Shell, tmp_path: Path) -> None:

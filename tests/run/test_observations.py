@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
-import pytest
 from sqlalchemy import Engine
 from support.command import Shell
 
@@ -17,15 +15,8 @@ from pflbench.store import database as db
 RUN = "run -m fedala -d digits --clients 5 --rounds 4 --lr 0.05 --batch-size 32 --join-ratio 0.6 --quiet"
 
 
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PFLBENCH_DB", "results.db")
-    return Shell(capsys)
-
-
 def stored() -> Engine:
-    return db.connect(db.to_url("results.db"))
+    return db.connect(db.to_url("pflbench.db"))
 
 
 def succeeds(shell: Shell, command: str) -> str:
@@ -35,8 +26,7 @@ def succeeds(shell: Shell, command: str) -> str:
 
 
 def held() -> dict[str, list[int]]:
-    found = arrays.infos(stored(), 1)
-    return {name: [a.round for a in found if a.name == name] for name in {a.name for a in found}}
+    return {name: held for (_, name), held in arrays.rounds(stored(), [1]).items()}
 
 
 def test_large_observations_are_kept_in_the_chosen_rounds_only(shell: Shell) -> None:
@@ -49,6 +39,11 @@ def test_large_observations_are_kept_in_the_chosen_rounds_only(shell: Shell) -> 
     took_part = ~np.isnan(losses[:, 0])
     assert 1 <= took_part.sum() <= 3
     assert (losses[took_part, 1] < losses[took_part, 0]).all(), "initialisation lowers the loss on what it learns from"
+
+
+def test_measures_are_kept_in_the_chosen_ones_of_the_evaluated_rounds(shell: Shell) -> None:
+    succeeds(shell, f"{RUN} --rounds 11 --eval-every 2 --metrics-every 3")
+    assert held()["measures"] == [0, 6, 11], "evaluated in 0, 2, 4, 6, 8, 10 and 11"
 
 
 def test_by_default_only_traffic_is_kept_which_adds_up_to_the_rounds_and_can_be_printed_and_saved(shell: Shell) -> None:

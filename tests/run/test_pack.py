@@ -5,55 +5,44 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
+from support import runs
 from support.cases import rest_slow
-from support.runs import hasty
-from torch import Tensor
+from support.runs import hasty, interrupted, numbers, rows
+from support.spies import on_call
 
 from pflbench import methods
 from pflbench.engine.batched.batched_executor import BatchedExecutor
+from pflbench.engine.federation import Federation
 from pflbench.engine.requests import Evaluate, Request, Sgd
 from pflbench.errors import UserError
+from pflbench.methods.fedavg import FedAvg
 from pflbench.run import pack as packing
 from pflbench.run.execution import Execution
-from pflbench.run.pack import Told, execute_pack, packs
+from pflbench.run.pack import Told, execute_pack
 from pflbench.run.prepared import Prepared
 from pflbench.run.training import execute
-from pflbench.spec import DataSpec, Dirichlet, RunSpec, TrainSpec
+from pflbench.spec import RunSpec
+from pflbench.sweep.run_queue import RunQueue
 
 # Methods that go different ways: plain, inner loops, features of the head, matrices of all clients, initial stages.
 TOGETHER = ("fedavg", "fedala", "fedrep", "apple", "pfedme", "fedphp", "partialfed", "ditto+ala")
 BATCHED = Execution(engine="batched", pack=10)
 ASKED = Execution(engine="batched", pack=10, chunk=100)  # without a look at the memory, which takes longer than these runs
-QUERIES = (
-    "SELECT round, accuracy, accuracy_std, test_loss, train_loss, participants, bytes_up, bytes_down FROM round "
-    "JOIN run ON run.id = run_id WHERE seed = {} AND attempt = {} ORDER BY 1",
-    "SELECT round, client, correct, total, loss FROM client_round JOIN run ON run.id = run_id WHERE seed = {} AND attempt = {} "
-    "ORDER BY 1, 2",
-    "SELECT name, round, accuracy, test_loss FROM series JOIN run ON run.id = run_id WHERE seed = {} AND attempt = {} "
-    "ORDER BY 1, 2",
-)
 
 
-def spec(method: str = "fedavg", seed: int = 0, set: dict[str, object] | None = None, **train: Any) -> RunSpec:
-    settings = {"rounds": 3, "lr": 0.1, "batch_size": 150, "dtype": "float64", **train}
-    return RunSpec(
-        data=DataSpec(name="digits"),
-        partition=Dirichlet(clients=4, beta=0.5),
-        model="mlp",
-        train=TrainSpec(**settings),
-        method=methods.spec(method, set or {}),
-        seed=seed,
-    )
+def spec(method: str = "fedavg", seed: int = 0, **more: Any) -> RunSpec:
+    return runs.spec(method, seed=seed, **{"clients": 4, "rounds": 3, "batch_size": 150, **more})
 
 
-def seeds(method: str = "fedavg", count: int = 3, **train: Any) -> list[RunSpec]:
-    return [spec(method, seed, **train) for seed in range(count)]
+def seeds(method: str = "fedavg", count: int = 3, **more: Any) -> list[RunSpec]:
+    return [spec(method, seed, **more) for seed in range(count)]
 
 
 def packed(specs: list[RunSpec], store: Engine, how: Execution = BATCHED) -> list[tuple[int, Told]]:
@@ -64,11 +53,6 @@ def alone(specs: list[RunSpec], store: Engine) -> None:
     """On the other executor, as further attempts of the same runs."""
     for one in specs:
         list(execute(one, store, Path("data"), Execution(engine="loop", workers=1), force=True))
-
-
-def rows(store: Engine, query: str) -> list[tuple[Any, ...]]:
-    with store.connect() as connection:
-        return [tuple(row) for row in connection.execute(text(query))]
 
 
 def statuses(store: Engine) -> list[str]:
@@ -83,8 +67,8 @@ def records(store: Engine) -> list[dict[str, int]]:
 def assert_the_same(store: Engine, runs: int, first: int = 0) -> None:
     """Of each seed, the rows of both attempts."""
     for seed in range(first, first + runs):
-        for query in QUERIES:
-            one, other = (rows(store, query.format(seed, attempt)) for attempt in (1, 2))
+        attempts = rows(store, f"SELECT id FROM run WHERE seed = {seed} ORDER BY attempt")
+        for one, other in zip(*(numbers(store, run)[:3] for (run,) in attempts), strict=True):
             assert len(one) == len(other)
             for a, b in zip(one, other, strict=True):
                 assert [x if x is None or isinstance(x, str) else pytest.approx(x, abs=1e-10) for x in b] == list(a)
@@ -94,14 +78,12 @@ def assert_the_same(store: Engine, runs: int, first: int = 0) -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often the inner executor is asked, by kind of request, in the main thread. Not what is asked for an estimate."""
     made: Counter[str] = Counter()
-    whole = BatchedExecutor.do
 
-    def counted(executor: BatchedExecutor, asked: Request[Any]) -> Any:
+    def counted(executor: BatchedExecutor, asked: Request[Any]) -> None:
         assert threading.current_thread() is threading.main_thread()
         made[type(asked).__name__] += executor.device.type != "meta"
-        return whole(executor, asked)
 
-    monkeypatch.setattr(BatchedExecutor, "do", counted)
+    on_call(monkeypatch, BatchedExecutor, "do", counted)
     return made
 
 
@@ -186,9 +168,10 @@ def test_what_is_finished_takes_no_place(store: Engine) -> None:
     list(execute(spec(seed=1), store, Path("data"), BATCHED))
     two = Execution(engine="batched", pack=2)
     specs = [*seeds(count=4), spec("local")]
-    found = [[(one.method.name, one.seed) for one in pack] for pack in packs(specs, store, two)]
+    queue = RunQueue(tuple(specs), "", Path("data"), two)
+    found = [[(one.method.name, one.seed) for one in pack] for pack in queue.packs(specs, store)]
     assert found == [[("fedavg", 1)], [("fedavg", 0), ("fedavg", 2)], [("fedavg", 3)], [("local", 0)]]
-    anew = packs(specs, store, two, force=True)
+    anew = replace(queue, repeated={one.key: 0 for one in specs}).packs(specs, store)
     assert [[one.seed for one in pack] for pack in anew] == [[0, 1], [2, 3], [0]]
     kinds = {number: step.kind for number, step in packed(seeds(), store) if not isinstance(step, packing.Diverged)}
     assert kinds == {0: "finished", 1: "exists", 2: "finished"}, "should another process have been faster"
@@ -214,15 +197,14 @@ def test_interrupted_and_resumed(store: Engine) -> None:
 
 
 def test_ctrl_c_in_the_middle_of_a_call(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, made = BatchedExecutor.do, []
+    made = []
 
-    def do(executor: BatchedExecutor, asked: Request[Any]) -> Any:
+    def do(executor: BatchedExecutor, asked: Request[Any]) -> None:
         made.extend([1] * (isinstance(asked, Sgd) and executor.device.type != "meta"))
         if len(made) == 3:
             raise KeyboardInterrupt
-        return whole(executor, asked)
 
-    monkeypatch.setattr(BatchedExecutor, "do", do)
+    on_call(monkeypatch, BatchedExecutor, "do", do)
     with pytest.raises(KeyboardInterrupt):
         packed(seeds(), store)
     assert statuses(store) == ["interrupted"] * 3
@@ -235,10 +217,7 @@ def test_ctrl_c_in_the_middle_of_a_call(store: Engine, monkeypatch: pytest.Monke
 
 def test_who_is_behind_catches_up_first(store: Engine, calls: Counter[str]) -> None:
     """One run stands at round 2 and two at the beginning: from round 3 on all are made together."""
-    steps = execute(spec(rounds=5), store, Path("data"), BATCHED)
-    while next(steps).round < 2:
-        pass
-    steps.close()
+    interrupted(spec(rounds=5), store, 2, BATCHED)
     calls.clear()
     told = [(number, step.round) for number, step in packed(seeds(rounds=5), store) if getattr(step, "kind", "") == "round"]
     assert told[:6] == [(1, 0), (2, 0), (1, 1), (2, 1), (1, 2), (2, 2)]
@@ -248,14 +227,11 @@ def test_who_is_behind_catches_up_first(store: Engine, calls: Counter[str]) -> N
 
 
 def test_an_error_of_one_ends_all(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pflbench.methods.fedavg import FedAvg
+    def update(_: FedAvg, fed: Federation, *__: Any) -> None:
+        if (fed.seed, fed.t) == (1, 2):
+            raise ZeroDivisionError
 
-    whole = FedAvg.update
-
-    def update(method: FedAvg, fed: Any, s: Any, S: Tensor) -> Any:
-        return 1 / 0 if (fed.seed, fed.t) == (1, 2) else whole(method, fed, s, S)
-
-    monkeypatch.setattr(FedAvg, "update", update)
+    on_call(monkeypatch, FedAvg, "update", update)
     with pytest.raises(ZeroDivisionError):
         packed(seeds(), store)
     assert statuses(store) == ["interrupted", "failed", "interrupted"]
@@ -264,35 +240,33 @@ def test_an_error_of_one_ends_all(store: Engine, monkeypatch: pytest.MonkeyPatch
 
 
 def test_out_of_memory_in_a_joined_call_is_that_of_all(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = BatchedExecutor.do
-
-    def do(executor: BatchedExecutor, asked: Request[Any]) -> Any:
+    def do(_: BatchedExecutor, asked: Request[Any]) -> None:
         if isinstance(asked, Sgd):
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-        return whole(executor, asked)
 
-    monkeypatch.setattr(BatchedExecutor, "do", do)
+    on_call(monkeypatch, BatchedExecutor, "do", do)
     with pytest.raises(UserError, match="Out of GPU memory"):
         packed(seeds(), store)
     assert rows(store, "SELECT status, message FROM run") == [("failed", "out of GPU memory")] * 3
 
 
 def test_seconds_of_all_runs_are_those_on_the_wall(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that only training (3 s) and evaluation (1.5 s) move: three runs, three rounds."""
-    now = [100.0]
+    """By a clock that training (3 s) and evaluation (1.5 s) of all move, and in each round 7 s of one run by itself."""
+    now, seconds = [100.0], {Sgd: 3, Evaluate: 1.5}
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
 
-    whole, seconds = BatchedExecutor.do, {Sgd: 3, Evaluate: 1.5}
-
-    def taking(executor: BatchedExecutor, asked: Request[Any]) -> Any:
+    def taking(executor: BatchedExecutor, asked: Request[Any]) -> None:
         now[0] += seconds[type(asked)] * (executor.device.type != "meta")
-        return whole(executor, asked)
 
-    monkeypatch.setattr(BatchedExecutor, "do", taking)
+    def by_itself(_: FedAvg, fed: Federation, *__: Any) -> None:
+        now[0] += 7 * (fed.seed == 1)
+
+    on_call(monkeypatch, BatchedExecutor, "do", taking)
+    on_call(monkeypatch, FedAvg, "update", by_itself)
     packed(seeds(), store)
     found = rows(store, "SELECT seconds_update, seconds_receive, seconds_evaluate FROM round ORDER BY round, run_id")
-    assert found == [*[(None, None, 0.5)] * 3, *[(1.0, 0.0, 0.5)] * 9]
-    assert now[0] == 100 + 3 * 3 + 4 * 1.5
+    assert found == [*[(None, None, 0.5)] * 3, *[(1.0, 0.0, 0.5), (8.0, 0.0, 0.5), (1.0, 0.0, 0.5)] * 3]
+    assert now[0] == 100 + 3 * 3 + 4 * 1.5 + 3 * 7
 
 
 # -- how many, and what is asked for --------------------------------------------------------------------------------------

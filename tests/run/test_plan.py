@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.vision_files import put_pfllib
 
 from pflbench import partition
 from pflbench.errors import UserError
@@ -55,7 +56,7 @@ def test_the_learning_rate_follows_the_model() -> None:
     assert one(datasets=("tiny",), model="cnn").train.lr == 0.005
     assert one(datasets=("cifar100",), model="resnet20").train.lr == 0.05
     assert one(datasets=("cifar10",), model="resnet20-gn").train.lr == 0.05
-    with pytest.raises(UserError, match="Did you mean 'resnet18'"):
+    with pytest.raises(UserError, match=r"Unknown model 'resnet1'\. Did you mean 'resnet18'\?"):
         one(datasets=("tiny",), model="resnet1")
 
 
@@ -101,7 +102,7 @@ def test_an_optimizer_is_written_out_where_it_is_not_plain_sgd() -> None:
 
 def test_a_method_with_a_step_of_its_own_refuses_optimizers_and_takes_schedules() -> None:
     refuse = [name for name in METHODS if "does not work with" in _told(name)]
-    assert refuse == ["per-fedavg", "pfedme", "apple", "partialfed", "feddeper"]
+    assert refuse == ["per-fedavg", "pfedme", "apple", "partialfed", "feddeper", "apfl", "scaffold"]
     said = refused(methods=("fedavg", "pfedme+ala"), weight_decay=0.1)
     assert said.startswith("pFedMe does not work with weight decay: w follows theta by the gradient")
     assert "fedavg" in said.splitlines()[1]
@@ -182,7 +183,7 @@ def test_a_preset_switches_hyperparameters_below_what_is_set() -> None:
 
 
 def test_the_schemes_are_those_of_the_partitions() -> None:
-    assert set(SCHEMES) == {*partition.SCHEMES, "pfllib"}
+    assert set(SCHEMES) == {*partition.SCHEMES, "natural", "pfllib"}
 
 
 @pytest.mark.parametrize(
@@ -240,15 +241,20 @@ def test_what_cannot_be_is_refused_in_words(options: dict[str, object], words: s
 
 @pytest.fixture
 def pfllib(tmp_path: Path) -> Path:
-    """A folder as PFLlib lays it out, as far as planning reads it: images of MNIST's size."""
-    samples = np.array({"x": np.zeros((2, 1, 28, 28), np.float32), "y": np.array([0, 9])}, dtype=object)
-    folder = tmp_path / "MNIST"
-    for side in ("train", "test"):
-        (folder / side).mkdir(parents=True)
-        for client in range(3):
-            np.savez(folder / side / f"{client}.npz", data=samples)
-    (folder / "config.json").write_text(json.dumps({"num_clients": 3, "non_iid": True, "partition": "dir", "alpha": 0.1}))
-    return folder
+    """A folder with images of MNIST's size."""
+    return put_pfllib(tmp_path / "MNIST", clients=3, side=28, non_iid=True, partition="dir", alpha=0.1)
+
+
+def test_natural_has_by_default_a_client_for_each_owner_with_enough_samples(tmp_path: Path) -> None:
+    owner = np.repeat(["one", "ten", "twenty", "thirty"], [1, 10, 20, 30])
+    np.savez(tmp_path / "own.npz", x=np.zeros((61, 4)), y=np.arange(61) % 2, owner=owner)
+    for min_samples, clients in ((None, 3), (15, 2)):
+        spec = one(datasets=(f"npz:{tmp_path}/own.npz",), partition="natural", min_samples=min_samples)
+        assert spec.partition.clients == clients
+        assert len(load_federation_data(spec, tmp_path).partition.train) == clients
+    none = one(datasets=(f"npz:{tmp_path}/own.npz",), partition="natural", min_samples=31)
+    with pytest.raises(UserError, match="0 of 4 owners have 31 samples or more"):
+        load_federation_data(none, tmp_path)
 
 
 def test_a_pfllib_folder_brings_its_data_along(pfllib: Path, monkeypatch: pytest.MonkeyPatch) -> None:

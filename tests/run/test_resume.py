@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from support.cases import rest_slow
-from support.command import ROOT, TESTS
-from support.runs import numbers, rows, run, short
+from support.runs import environments, interrupted, numbers, rows, run, short
 from support.store_samples import rewind
 
 from pflbench.errors import Occupied, UserError
@@ -20,7 +15,7 @@ from pflbench.methods import METHODS
 from pflbench.run.checkpoint import _digest
 from pflbench.run.execution import Execution
 from pflbench.run.places import Folder
-from pflbench.run.training import execute
+from pflbench.run.training import execute, goes_on
 from pflbench.store import database as db
 from pflbench.store import runs, write
 from pflbench.store.failures import sqlite_path
@@ -32,12 +27,8 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(store, name, tmp_path
     wished = short(name)
     whole = run(wished, store)[-1].run_id
     for reached, every in ((1, 1e9), (2, 0.0)):
-        steps = execute(wished, store, Path("data"), Execution(workers=1, checkpoint_every=every), force=reached == 1)
-        begun = next(steps)
+        begun, *_ = interrupted(wished, store, reached, Execution(workers=1, checkpoint_every=every), force=reached == 1)
         assert (begun.kind, begun.round) == (("started", 0) if reached == 1 else ("resumed", 1))
-        while next(steps).round < reached:
-            pass
-        steps.close()
         assert rows(store, "SELECT status FROM run WHERE attempt = 2") == [("interrupted",)]
         assert rows(store, "SELECT MAX(round) FROM round JOIN run ON run.id = run_id WHERE attempt = 2") == [(reached,)]
     resumed = run(wished, store)
@@ -48,6 +39,17 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(store, name, tmp_path
     assert list(tmp_path.glob("*.checkpoints/*.pt")) == []
 
 
+def test_a_forced_run_of_a_version_without_measures_is_resumed(store):
+    run(short(), store)
+    interrupted(short(), store, 1, force=True)
+    (environment,) = environments(store)[1:]
+    del environment["forced"]["metrics_every"]
+    write.update_run(store, 2, environment=environment)
+    assert goes_on(runs.newest(store, short().key), short(), Execution(metrics_every=1), force=True) is None
+    begun = run(short(), store, force=True)[0]
+    assert (begun.run_id, begun.kind, begun.round) == (2, "resumed", 1)
+
+
 KEPT = {"optimizer": "adamw", "lr": 0.01, "optimizer_state": "kept", "lr_schedule": "cosine", "join_ratio": 0.6}
 
 
@@ -55,10 +57,7 @@ KEPT = {"optimizer": "adamw", "lr": 0.01, "optimizer_state": "kept", "lr_schedul
 def test_what_an_optimizer_keeps_is_in_the_checkpoint(store, name):
     wished = short(name, **KEPT)
     whole = run(wished, store)[-1].run_id
-    steps = execute(wished, store, Path("data"), Execution(workers=1, checkpoint_every=1e9), force=True)
-    while next(steps).round < 2:
-        pass
-    steps.close()
+    interrupted(wished, store, 2, Execution(workers=1, checkpoint_every=1e9), force=True)
     resumed = run(wished, store)
     assert (resumed[0].kind, resumed[0].round) == ("resumed", 2)
     assert numbers(store, resumed[-1].run_id) == numbers(store, whole)
@@ -68,75 +67,10 @@ def test_what_an_optimizer_keeps_is_in_the_checkpoint(store, name):
     assert numbers(store, fresh) != numbers(store, whole)
 
 
-def test_ctrl_c_in_the_middle_of_a_round(store, monkeypatch):
-    from pflbench.methods.fedala import FedALA
-
-    whole = run(short(), store)[-1].run_id
-    original, calls = FedALA.update, []
-
-    def update(self, fed, s, S):
-        done = original(self, fed, s, S)
-        calls.append(fed.t)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return done
-
-    monkeypatch.setattr(FedALA, "update", update)
-    with pytest.raises(KeyboardInterrupt):
-        run(short(), store, force=True)
-    assert rows(store, "SELECT status FROM run WHERE attempt = 2") == [("interrupted",)]
-    resumed = run(short(), store)
-    assert (resumed[0].kind, resumed[0].round) == ("resumed", 2)
-    assert numbers(store, resumed[-1].run_id) == numbers(store, whole)
-
-
-KILLED = """
-import sys, time
-from pathlib import Path
-from support.runs import short
-from pflbench.run.execution import Execution
-from pflbench.run.prepared import prepare
-from pflbench.run.training import execute
-from pflbench.store import database as db
-store = db.connect(sys.argv[1])
-for step in execute(short("ditto", rounds=16), store, Path("data"), Execution(workers=2, checkpoint_every=0)):
-    print(step.round, flush=True)
-    if step.round == 14:
-        time.sleep(60)  # until it is killed, should it be so fast
-"""
-
-
-@pytest.mark.slow
-def test_kill_9_and_resume(store, tmp_path):
-    """Killed in the middle: what was committed is there; resumed, it ends with exactly the numbers of an uninterrupted run."""
-    url = str(store.url)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(ROOT)])}
-    child = subprocess.Popen([sys.executable, "-c", KILLED, url], stdout=subprocess.PIPE, text=True, env=environment)
-    assert child.stdout is not None
-    reached = 0
-    for line in child.stdout:
-        reached = int(line)
-        if reached >= 5 and list(tmp_path.glob("*.checkpoints/*.pt")):
-            break
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait()
-    status, last = rows(store, "SELECT status, (SELECT MAX(round) FROM round) FROM run")[0]
-    assert status == "running"
-    assert [runs.with_current_status(store, info).status for info in runs.stored(store, runs.ALL)] == ["interrupted"]
-    assert reached <= last < 16
-    resumed = run(short("ditto", rounds=16), store)
-    assert resumed[0].kind == "resumed"
-    assert 0 < resumed[0].round <= last
-    whole = run(short("ditto", rounds=16), store, force=True)
-    assert numbers(store, resumed[-1].run_id) == numbers(store, whole[-1].run_id)
-
-
 @pytest.mark.parametrize("kept", [0.02, 0.5])
 def test_a_damaged_checkpoint_costs_time_and_no_more(store, tmp_path, kept):
     """Of one that is cut off in the middle PyTorch reads from before its beginning, which is an OSError."""
-    steps = execute(short(), store, Path("data"), Execution(workers=1))
-    next(steps), next(steps), next(steps)
-    steps.close()
+    interrupted(short(), store, 1)
     (checkpoint,) = tmp_path.glob("*.checkpoints/*.pt")
     checkpoint.write_bytes(checkpoint.read_bytes()[: int(kept * checkpoint.stat().st_size)])
     told = run(short(), store)
@@ -157,10 +91,7 @@ FORGED = {
 def test_a_checkpoint_that_is_not_the_runs_own_is_said(store, tmp_path, change, said):
     """With a right hash: what it says is not true of this run. Believed, it makes wrong rounds."""
     whole = run(short(), store)[-1].run_id
-    steps = execute(short(), store, Path("data"), Execution(workers=1), force=True)
-    while next(steps).round < 2:
-        pass
-    steps.close()
+    interrupted(short(), store, 2, force=True)
     (path,) = tmp_path.glob("*.checkpoints/*.pt")
     content = {**torch.load(path, weights_only=True), **change}
     content = {name: value for name, value in content.items() if value is not None}
@@ -172,10 +103,7 @@ def test_a_checkpoint_that_is_not_the_runs_own_is_said(store, tmp_path, change, 
 
 def test_a_checkpoint_that_cannot_be_read_now_costs_nothing(store, monkeypatch):
     """As a network that is away: to begin anew would take the rounds that are there."""
-    steps = execute(short(), store, Path("data"), Execution(workers=1))
-    while next(steps).round < 2:
-        pass
-    steps.close()
+    interrupted(short(), store, 2)
 
     def away(self, name):
         raise OSError(5, "the network is away")
@@ -190,10 +118,7 @@ def test_a_checkpoint_that_cannot_be_read_now_costs_nothing(store, monkeypatch):
 
 
 def test_a_checkpoint_that_is_not_there_is_told(store, tmp_path):
-    steps = execute(short(), store, Path("data"), Execution(workers=1))
-    while next(steps).round < 2:
-        pass
-    steps.close()
+    interrupted(short(), store, 2)
     (checkpoint,) = tmp_path.glob("*.checkpoints/*.pt")
     checkpoint.unlink()
     told = [text for step in run(short(), store) for text in step.news]
@@ -217,9 +142,7 @@ def test_a_database_by_two_names_is_one(store, tmp_path):
 def test_a_checkpoint_is_never_taken_over_by_another_run(store, tmp_path):
     """The checkpoint of a run that was removed lies under a number that a server, or another file's run, may have."""
     expected = numbers(store, run(short(seed=1), store)[-1].run_id)
-    steps = execute(short(seed=0), store, Path("data"), Execution(workers=1))
-    next(steps), next(steps), next(steps)
-    steps.close()
+    interrupted(short(seed=0), store, 1)
     write.remove_run(store, 2)
     (left,) = tmp_path.glob("*.checkpoints/2.pt")
     left.rename(left.with_name("3.pt"))
@@ -231,10 +154,7 @@ def test_a_checkpoint_is_never_taken_over_by_another_run(store, tmp_path):
 def test_a_checkpoint_newer_than_the_database_is_not_used(store):
     """A power failure may take the last commits: the rounds between would be missing for ever."""
     whole = numbers(store, run(short(), store)[-1].run_id)
-    steps = execute(short(), store, Path("data"), Execution(workers=1), force=True)
-    for _ in range(4):
-        next(steps)
-    steps.close()
+    interrupted(short(), store, 2, force=True)
     rewind(store, 2, 1)
     assert run(short(), store)[0].kind == "started"
     assert numbers(store, 2) == whole
@@ -269,6 +189,7 @@ def test_interrupted_twice_with_batch_norm(store, monkeypatch):
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             run(short("ditto"), store, force=not rows(store, "SELECT 1 FROM run WHERE id = 2"))
+        assert rows(store, "SELECT status FROM run WHERE id = 2") == [("interrupted",)]
     resumed = run(short("ditto"), store)
     assert (resumed[0].kind, resumed[0].round) == ("resumed", 2)
     assert numbers(store, 2) == whole

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +13,7 @@ import pytest
 import torch
 from sqlalchemy import Engine
 from support.runs import run, spec
+from support.spies import on_call
 from torch import Tensor
 
 from pflbench.contract import small, toy
@@ -61,16 +64,12 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
     """Of Ditto, on a model with BatchNorm; those who are initialised for a test alone are left out."""
     seen: list[Event] = []
 
-    def noting(phase: str, original: Any) -> Any:
-        def called(self: Ditto, fed: Federation, s: Any, S: Tensor) -> Any:
-            if torch.equal(S, fed.cohort(fed.t)):
-                seen.append(Event(phase, fed.t, S.tolist(), bits(fed, s)))
-            return original(self, fed, s, S)
-
-        return called
+    def note(phase: str, _: Ditto, fed: Federation, s: Any, S: Tensor) -> None:
+        if torch.equal(S, fed.cohort(fed.t)):
+            seen.append(Event(phase, fed.t, S.tolist(), bits(fed, s)))
 
     for phase in ("receive", "update"):
-        monkeypatch.setattr(Ditto, phase, noting(phase, getattr(Ditto, phase)))
+        on_call(monkeypatch, Ditto, phase, partial(note, phase))
     monkeypatch.setattr(FederationData, "model", lambda *_: Net())
     return seen
 
@@ -78,14 +77,8 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
 @pytest.fixture
 def tested(monkeypatch: pytest.MonkeyPatch) -> dict[int, set[int]]:
     """By round."""
-    seen: dict[int, set[int]] = {}
-    original = Federation.evaluate
-
-    def noting(self: Federation, models: Tensor, S: Tensor, which: str = "model") -> Any:
-        seen.setdefault(self.t, set()).update(S.tolist())
-        return original(self, models, S, which)
-
-    monkeypatch.setattr(Federation, "evaluate", noting)
+    seen: dict[int, set[int]] = defaultdict(set)
+    on_call(monkeypatch, Federation, "evaluate", lambda fed, models, S, *_: seen[fed.t].update(S.tolist()))
     return seen
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from support.command import ROOT, TESTS, Shell
+from support.command import Shell
 from support.postgres import PASSWORD, Server
-from support.runs import numbers, rows, run, short
-from support.store_samples import make_record, make_spec, write_round
+from support.runs import interrupted, numbers, rows, run, short
+from support.store_samples import make_record, make_spec, python, write_round
 
 from pflbench.errors import Occupied, Unreachable, UserError
 from pflbench.run import places
@@ -143,8 +141,7 @@ for step in execute(short(rounds=8), db.connect(sys.argv[1]), Path("data"), how)
 def test_another_machine_goes_on_where_one_has_died(shared, store, tmp_path):
     whole = run(short(rounds=8), store)[-1].run_id
     url, folder = shared.url.render_as_string(hide_password=False), str(tmp_path / "shared")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(ROOT)])}
-    child = subprocess.Popen([sys.executable, "-c", KILLED, url, folder], stdout=subprocess.PIPE, text=True, env=environment)
+    child = python(KILLED, url, folder)
     while child.stdout.readline().strip() != "4":
         pass
     with pytest.raises(Occupied, match=f"process {child.pid}"):
@@ -179,10 +176,7 @@ def test_a_worker_that_was_cut_off_leaves_its_run_to_the_other(shared):
 def test_checkpoints_in_a_place_of_ones_own(store, tmp_path, kind):
     where = {"folder": str(tmp_path / "own"), "file": f"file://{tmp_path}/own", "memory": "memory://own/deep"}[kind]
     whole = run(short(), store)[-1].run_id
-    steps = execute(short(), store, Path("data"), Execution(workers=1, checkpoints=where), force=True)
-    while next(steps).round < 2:
-        pass
-    steps.close()
+    interrupted(short(), store, 2, Execution(workers=1, checkpoints=where), force=True)
     assert list(tmp_path.glob("*.checkpoints/*.pt")) == []
     place, name = places.place_of(store.url, where), places.name_of(runs.find(store, 2), store.url, where)
     with place.read(f"{name}.pt") as found:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import gc
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from support.gpu import NAME, faultless, plugged_in
 from support.planted import plant
-from support.runs import rows, short
+from support.runs import environments, interrupted, rows, short
 
-from pflbench import methods
 from pflbench.engine import devices, memory
 from pflbench.errors import UserError
 from pflbench.run import doctor, prepared
@@ -79,9 +77,8 @@ def test_the_doctor_sees_it(gpu):
 def test_a_run_on_a_gpu_gives_the_numbers_of_one_on_a_cpu(store, gpu):
     ours, theirs = run(brief("fedala"), store, "auto"), run(brief("fedala"), store, "cpu", workers=1)
     assert_same_numbers(store, ours, theirs)
-    ((device, engine, environment),) = rows(store, f"SELECT device, engine, environment FROM run WHERE id = {ours}")
-    assert (device, engine) == (devices.name(torch.device(NAME)), "batched")
-    steps = json.loads(environment)["steps"]
+    assert rows(store, f"SELECT device, engine FROM run WHERE id = {ours}") == [(devices.name(torch.device(NAME)), "batched")]
+    steps = environments(store)[ours - 1]["steps"]
     assert steps["capture"] == "graph"
     assert steps["programs"] > 0
     assert steps["apart"] == {}
@@ -121,8 +118,7 @@ def test_a_run_leaves_no_memory_behind(store, gpu):
 
 
 def shortages(store, number):
-    (environment,) = rows(store, f"SELECT environment FROM run WHERE id = {number}")[0]
-    return json.loads(environment)["chunk"]["out_of_memory"]
+    return environments(store)[number - 1]["chunk"]["out_of_memory"]
 
 
 @pytest.mark.parametrize("capture", ["graph", "none"])
@@ -137,13 +133,13 @@ def test_where_memory_runs_out_clients_are_halved(store, monkeypatch, capture):
         assert world.gpus[0].memory.peak <= 0.8 * needed
         assert not world.seen.races
     assert shortages(store, scarce)[0]["clients"] == 4
-    assert json.loads(rows(store, f"SELECT environment FROM run WHERE id = {scarce}")[0][0])["steps"]["apart"] == {}
+    assert environments(store)[scarce - 1]["steps"]["apart"] == {}
     assert_same_numbers(store, scarce, plenty)
 
 
 def room_for(clients, spec):
     """Bytes of a device that by the estimate can compute so many clients at a time, if their steps are not captured."""
-    needed = estimate(spec, methods.make(spec.method), load_federation_data(spec, DATA), captured=False)
+    needed = estimate(spec, load_federation_data(spec, DATA), Execution(capture="none"), NAME)
     return next(size for size in range(1 << 20, 1 << 30, 1 << 14) if needed.fitting(size) == clients)
 
 
@@ -158,7 +154,7 @@ def test_by_its_estimate_a_run_keeps_within_the_memory(store, capture, clients):
 
 def test_an_estimate_that_forgets_captured_steps_is_found(store, monkeypatch):
     spec = brief(clients=8)
-    plant(monkeypatch, prepared, "estimate", "if captured else 0", "if not captured else 0")
+    plant(monkeypatch, prepared, "estimate", "if how.captures(device) else 0", "if not how.captures(device) else 0")
     with plugged_in(memory=room_for(8, spec)):
         assert shortages(store, run(spec, store))
 
@@ -171,16 +167,9 @@ def test_too_little_memory_for_anything_is_the_users_to_mend(store):
 # -- resuming -------------------------------------------------------------------------------------------------------------
 
 
-def interrupted(spec, store):
-    steps = execute(spec, store, DATA, Execution(NAME, checkpoint_every=0))
-    while next(steps).round < 1:
-        pass
-    steps.close()
-
-
 def test_a_run_that_was_interrupted_resumes_on_the_gpu(store, gpu):
     spec = brief("fedala")
-    interrupted(spec, store)
+    interrupted(spec, store, 1, Execution(NAME, checkpoint_every=0))
     kinds = [(step.kind, step.run_id) for step in execute(spec, store, DATA, Execution(NAME))]
     assert kinds[0][0] == "resumed"
     assert torch.equal(measured(store, kinds[0][1]), measured(store, run(spec, store)))
@@ -188,7 +177,7 @@ def test_a_run_that_was_interrupted_resumes_on_the_gpu(store, gpu):
 
 def test_a_checkpoint_that_comes_back_on_the_host_is_found(store, gpu, monkeypatch):
     plant(monkeypatch, Checkpoints, "load", "map_location=device", "map_location='cpu'")
-    interrupted(brief(), store)
+    interrupted(brief(), store, 1, Execution(NAME, checkpoint_every=0))
     with pytest.raises(RuntimeError, match="same device"):
         list(execute(brief(), store, DATA, Execution(NAME)))
 

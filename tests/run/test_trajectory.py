@@ -15,7 +15,6 @@ from pflbench import methods
 from pflbench.contract.small import federation
 from pflbench.models import build
 from pflbench.report.figures import trajectory
-from pflbench.report.figures.trajectory import numbers
 from pflbench.report.selection import Filters
 from pflbench.run.federation_data import load_federation_data
 from pflbench.run.follow import parse
@@ -30,18 +29,11 @@ RUN = (
 
 
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PFLBENCH_DB", "results.db")
-    return Shell(capsys)
-
-
-@pytest.fixture
 def engine(shell: Shell) -> Engine:
     done = shell(*RUN.split())
     assert done.code == 0, done
     assert "stores up to 0 MB" in done.err
-    return db.connect(db.to_url("results.db"))
+    return db.connect(db.to_url("pflbench.db"))
 
 
 def models(engine: Engine, run: int) -> np.ndarray:
@@ -50,8 +42,7 @@ def models(engine: Engine, run: int) -> np.ndarray:
 
 @pytest.mark.slow
 def test_the_figure_and_its_surface(engine: Engine, shell: Shell) -> None:
-    kept = [a.round for a in arrays.infos(engine, 1) if a.name == "trajectory_2"]
-    assert kept == [3, 4, 5, 6]
+    assert arrays.rounds(engine, [1], ["trajectory_2"]) == {(1, "trajectory_2"): [3, 4, 5, 6]}
     fedavg, fedala = models(engine, 1), models(engine, 2)
     np.testing.assert_array_equal(fedavg[:2], fedala[:2], err_msg="until ALA begins, FedALA is FedAvg")
     assert (fedavg[2, 0] != fedala[2, 0]).any(), "in round 5 the client starts from what ALA made"
@@ -66,7 +57,7 @@ def test_the_figure_and_its_surface(engine: Engine, shell: Shell) -> None:
     assert "from runs 1, 2." in caption
 
     surface = arrays.read_one(engine, 1, "surface_2", 6)
-    plane = numbers.plane(numbers.paths(engine, client=2))
+    plane = trajectory.plane(trajectory.paths(engine, client=2))
     spec = RunSpec.model_validate(runs.find(engine, 1).spec)
     setting = load_federation_data(spec, Path("data"))
     mine = setting.partition.train[2]
@@ -93,7 +84,7 @@ def test_what_is_impossible_is_refused_before_anything_runs(shell: Shell) -> Non
     assert "CLIENT:FROM-TO" in shell.refused(*run, "2:5-3")
     assert "Clients are 0 to 4" in shell.refused(*run, "5:1-2")
     assert "The run has 6 rounds" in shell.refused(*run, "2:1-7")
-    assert not Path("results.db").exists()
+    assert not Path("pflbench.db").exists()
     assert parse("4:140-200").bytes(582_026) == 61 * 2 * 4 * 582_026
 
 
@@ -106,7 +97,8 @@ def test_without_models_the_command_is_named(shell: Shell) -> None:
 @pytest.mark.parametrize("name", methods.names(with_ala=True))
 def test_every_method_s_client_can_be_followed(name: str) -> None:
     """From what its local training began with to what it ended with, once a round."""
-    fed, method = federation(), methods.make(MethodSpec(name=name))
+    method = methods.make(MethodSpec(name=name))
+    fed = federation(around=method.model)
     fed.followed = 1
     now = fed.at(1)
     received = method.receive(now, method.init(now), now.cohort(1))

@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy as sa
 from support.cases import rest_slow
 from support.command import Shell, assert_refused, finish, parsed, start
-from support.runs import numbers, rows, run, short
+from support.runs import count_reached, interrupted, numbers, rows, run, short
 
 from pflbench.errors import Occupied, Vanished
 from pflbench.run.execution import Execution
@@ -198,10 +198,7 @@ def test_nothing_is_written_to_a_run_that_is_not_its_own(store, statement, says,
 
 def test_nothing_is_rewound_of_a_run_that_is_not_its_own(store, monkeypatch):
     """Nor is it marked as running: another process has begun it since its row was read."""
-    steps = execute(short(), store, Path("data"), Execution(workers=1))
-    while next(steps).round < 2:
-        pass
-    steps.close()
+    interrupted(short(), store, 2)
     path, after = Path(str(store.url.database)), []
 
     def whole_rounds(*_):
@@ -231,24 +228,13 @@ def test_of_a_pack_the_others_go_on(store, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_command_whose_workers_lose_it_says_so_once(tmp_path):
+def test_a_command_whose_workers_lose_it_says_so_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "d").mkdir()
     process = start(*RUN, "--jobs", "2", "--seeds", "0,1", folder=tmp_path)
-    while not reached(tmp_path / "d" / "results.db", 2) and process.poll() is None:
+    while count_reached("d/results.db", REACHED) < 2 and process.poll() is None:
         time.sleep(0.01)
     moved(tmp_path / "d" / "results.db")
     done = finish(process)
     assert_refused(done)
     assert done.err.count("Error: ") == 1, done.err
-
-
-def reached(database: Path, runs: int) -> bool:
-    """Whether so many runs have made REACHED rounds."""
-    if not database.exists():
-        return False
-    with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as c:
-        try:
-            found = c.execute("SELECT run_id FROM round WHERE round >= ? GROUP BY run_id", (REACHED,)).fetchall()
-        except sqlite3.OperationalError:  # its tables are being made
-            return False
-        return len(found) >= runs

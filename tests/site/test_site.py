@@ -23,7 +23,7 @@ import pytest
 from sqlalchemy import Engine, event
 from support.command import Shell
 from support.raw_sql import sql
-from support.report_database import add_run, spec
+from support.report_database import HYPERPARAMETERS, add_run, spec
 from support.site_database import MADE, RUNNING, SNEAKY, fill
 from support.store_samples import write_round
 from support.swept import SENT
@@ -120,7 +120,10 @@ def test_the_numbers_of_the_tables_are_those_of_the_database(stored: Engine, who
         GROUP BY method"""
     expected = {name: (f"{mean:.2f} ± {var**0.5:.2f} (2)", ids) for name, mean, var, ids in sql(stored, query)}
     assert {row[0].lower(): tuple(row[1].split("runs ")) for row in rows} == expected
-    assert [cell.best for _, cells in built.tables[0].rows for cell in cells] == [False, False, False, False, True, False]
+    assert [[cell.best for cell in column.entries] for column in built.tables[0].grid.columns] == [
+        [False, False, True],
+        [False] * 3,
+    ]
     listed = found.tables["data-runs"][1:]
     query = f"SELECT id, status, method, seed, ({best}) FROM run ORDER BY id DESC"
     assert [(int(r[0]), r[1], r[2].lower(), int(r[7]), r[9]) for r in listed] == [
@@ -298,12 +301,36 @@ def test_the_best_methods_of_a_setting_stand_on_top(whole: tuple[Page, str]) -> 
     """Of MNIST Local, FedAvg and Ditto have runs, of Cifar10 only FedAvg: by the accuracy table, best first."""
     leaders = {one.setting: one for one in whole[0].leaders}
     (mnist,), (cifar,) = ([one for name, one in leaders.items() if title in name] for title in ("MNIST", "Cifar10"))
-    values = [float(cell.sort) for _, cell in mnist.best]
+    values = [float(sort_value(cell.text)) for _, cell in mnist.best]
     assert len(values) == 3
     assert values == sorted(values, reverse=True)
     assert [label for label, _ in cifar.best] == ["FedAvg"]
     assert set(cifar.without) == {label for label, _ in mnist.best} - {"FedAvg"}
     assert 'id="leaders"' in whole[1]
+
+
+def test_what_the_papers_tables_lack_is_named_with_its_command(whole: tuple[Page, str]) -> None:
+    built, text = whole
+    titles = {one.title for one in built.lacking}
+    assert {"FedALA, Table 1", "FedALA, Table 4"} <= titles
+    assert "FedALA, Table 3" not in titles, "the overhead of any runs"
+    glance = text[text.index('id="leaders"') : text.index('id="tables"')]
+    assert all(f"<code>{one.command}</code>" in glance for one in built.lacking)
+    here, rest = glance.split("<details id=")
+    assert (here.count("reproduce"), rest.count("reproduce")) == (3, len(built.lacking) - 3)
+
+
+def test_the_list_of_runs_has_the_settings_in_which_runs_differ(engine: Engine) -> None:
+    """A hyperparameter differs between runs of one method; another method without it is no difference."""
+    assert build(engine, MADE, Filters()).settings == {}
+    values = {**HYPERPARAMETERS["ditto"], "lam": 0.5}
+    add_run(engine, spec("ditto", 9, hyperparameters=values, lr=0.005), [0.1, 0.2])
+    built, text = made(engine)
+    assert set(built.settings) == {"method.hyperparameters.lam", "train.lr"}
+    assert [built.settings[name][0] for name in sorted(built.settings)] == [0.5, 0.005]
+    head, newest, *_ = Elements(text).tables["data-runs"]
+    assert head[-3:] == ["lam", "lr", "Created (UTC)"]
+    assert newest[-3:-1] == ["0.5", "0.005"]
 
 
 def test_ranges_and_json() -> None:
@@ -414,7 +441,7 @@ def test_the_contents_name_the_tables_and_figures_of_the_papers(whole: tuple[Pag
     assert re.search(r"Accuracy\s+FedALA, Table 2; FedALA, Table 7\s", contents)
     assert re.search(r"Overhead\s+FedALA, Table 3\s", contents)
     assert re.search(r"Samples per client and class of each partition\s+FedALA, Figure 6; FedALA, Figure 7; ", contents)
-    missing = {(one.kind, one.name): one.source for one in built.missing}
+    missing = {(one.kind, one.name): papermap.sources(one.kind, one.name) for one in built.missing}
     assert missing["table", "heterogeneity"] == "FedALA, Table 4"
     assert missing["plot", "trajectory"] == "FedALA, Figure 4"
     assert missing["plot", "heterogeneity"] == ""
@@ -428,8 +455,8 @@ def test_the_paper_map_says_what_is_here_and_what_makes_it(whole: tuple[Page, st
     rows = re.findall(
         r"<tr><th scope=\"row\">(.*?)</th><td>(.*?)</td>\s*<td>(.*?)</td>\s*<td><code>(.*?)</code></td></tr>", section
     )
-    readme = [line.strip("| ").split(" | ") for line in papermap.markdown().splitlines()[2:]]
-    assert [[title, shows, f"`{command}`"] for title, shows, _, command in rows] == readme
+    exhibits = [(one.title, one.shows, one.command) for one in papermap.EXHIBITS]
+    assert [(title, shows, command) for title, shows, _, command in rows] == exhibits
     here = {title: cell for title, _, cell, _ in rows}
     assert here["FedALA, Table 2"] == here["FedALA, Table 7"].removesuffix(" (1 of 2)") == '<a href="#table-table2">table2</a>'
     assert here["FedALA, Table 3"] == '<a href="#table-overhead">overhead</a>'

@@ -90,7 +90,7 @@ def loaded(browser: Browser, file: str) -> Iterator[Tab]:
     with opened(browser) as tab:
         tab.page.goto(file)
         expect(tab.page.locator("#content .plot .main-svg").first).to_be_visible()
-        expect(tab.page.locator("#content .plot:not(:has(.main-svg))")).to_have_count(0)
+        expect(tab.page.locator("#content .plot:visible:not(:has(.main-svg))")).to_have_count(0)
         yield tab
 
 
@@ -105,7 +105,7 @@ def shared(loaded: Tab) -> Iterator[Tab]:
         loaded.page.locator("#theme").click()
         loaded.page.locator("#theme").click()
         loaded.page.evaluate(unchosen)
-    loaded.page.evaluate("location.hash = ''; scrollTo(0, 0)")
+    loaded.page.evaluate("location.hash = '?'; scrollTo(0, 0)")
     expect(loaded.page.locator("#content")).to_be_visible()
     loaded.page.set_viewport_size(WINDOW)
     yield loaded
@@ -119,9 +119,9 @@ def column(tab: Tab, table: str, index: int) -> list[str]:
 
 
 def test_it_loads_without_the_network_and_draws_its_figures(shared: Tab, file: str) -> None:
-    plots = shared.page.locator("#content .plot")
+    plots = shared.page.locator("#content .plot:visible")
     assert plots.count() > 2
-    assert shared.page.locator("#content .plot:has(.main-svg)").count() == plots.count()
+    assert shared.page.locator("#content .plot:visible:has(.main-svg)").count() == plots.count()
     assert shared.requests == [file]
     names = shared.page.locator("#figures-curves .legendtext").all_text_contents()
     assert {"Local", "FedAvg", "Ditto"} <= set(names)
@@ -146,7 +146,7 @@ def apart(one: list[float], other: list[float]) -> bool:
 def test_the_toolbar_the_legend_and_the_axes_are_apart(shared: Tab, file: str, width: int) -> None:
     """And tables take the width of the window, and scroll in their own box only where that is not enough; no page ever does."""
     shared.page.set_viewport_size({"width": width, "height": 800})  # after drawing: a window may change
-    plots = shared.page.locator("#content .plot")
+    plots = shared.page.locator("#content .plot:visible")
     expect(plots.first.locator(".main-svg").first).to_have_css("width", re.compile(rf"{plots.first.bounding_box()['width']:.0f}"))  # type: ignore[index]
     shared.page.wait_for_timeout(300)
     legends = 0
@@ -256,6 +256,135 @@ def test_the_list_of_runs_is_filtered_by_every_word(shared: Tab) -> None:
     rows = shared.page.locator("#data-runs tbody tr:visible")
     assert rows.locator("th").all_inner_texts() == ["5", "3", "1"]
     expect(shared.page.locator("#matches")).to_have_text("3 of 8")
+
+
+def shown_rows(tab: Tab, table: str) -> list[str]:
+    return [text.strip() for text in tab.page.locator(f"#{table} tbody tr:visible th").all_inner_texts()]
+
+
+def names_in(tab: Tab, figures: str) -> set[str]:
+    return set(tab.page.locator(f"#{figures} figure:visible .legendtext").all_text_contents())
+
+
+def settle(tab: Tab) -> None:
+    """Waits for the figures, which are drawn one after the other."""
+    expect(tab.page.locator("#content .plot[aria-busy]:visible")).to_have_count(0)
+
+
+def choose(tab: Tab, *titles: str) -> None:
+    if not tab.page.locator("#choice[open]").count():
+        tab.page.locator("#choice summary").click()
+    for title in titles:
+        tab.page.locator("#choice").get_by_label(title, exact=True).check()
+    settle(tab)
+
+
+def test_methods_are_chosen_once_for_tables_figures_and_runs(shared: Tab) -> None:
+    choose(shared, "Ditto", "Local")
+    expect(shared.page.locator("#chosen")).to_have_text("Ditto, Local; all datasets")
+    for table in ("data-accuracy", "data-overhead"):
+        assert shown_rows(shared, table) == ["Local", "Ditto"]
+    assert shown_rows(shared, "data-runs") == ["8", "7", "4", "2"]
+    heads = shared.page.locator("#data-accuracy thead th:visible").all_inner_texts()
+    assert [head.split("\n")[0] for head in heads] == ["Method", "MNIST"], "of Cifar10 there is only FedAvg"
+    assert shared.page.locator("#data-leaders tbody tr:visible").count() == 1
+    assert names_in(shared, "figures-curves") == {"Local", "Ditto"}
+    assert names_in(shared, "leaders") == {"Local", "Ditto"}
+    shared.page.get_by_role("button", name="Show all").click()
+    settle(shared)
+    assert shown_rows(shared, "data-accuracy") == ["Local", "FedAvg", "Ditto"]
+    assert names_in(shared, "figures-curves") == {"Local", "FedAvg", "Ditto"}
+
+
+def test_the_pareto_front_is_that_of_the_chosen_methods(shared: Tab) -> None:
+    """Of all of them it is what the report drew; FedAvg alone lies on its own front."""
+    front = "document.querySelector('#figures-overhead .plot').data.find((trace) => trace.name === 'Pareto front').y"
+    drawn = shared.page.evaluate(front)
+    assert drawn == [10, 98.5]
+    choose(shared, "Local", "FedAvg", "Ditto")
+    assert shared.page.evaluate(front) == drawn
+    for title in ("Local", "Ditto"):
+        shared.page.locator("#choice").get_by_label(title, exact=True).uncheck()
+    settle(shared)
+    assert shared.page.evaluate(front) == [86]
+
+
+def test_a_dataset_is_chosen_with_its_columns_and_figures(plain: Tab, file: str) -> None:
+    plain.page.goto(file)
+    choose(plain, "Cifar10")
+    assert shown_rows(plain, "data-accuracy") == ["FedAvg"]
+    assert shown_rows(plain, "data-runs") == ["5"]
+    assert {title.split(",")[0] for title in plain.page.locator("#figures figure:visible h4").all_inner_texts()} == {"Cifar10"}
+    heads = plain.page.locator("#data-table2 thead th:visible").all_inner_texts()
+    assert [head.split("\n")[0] for head in heads] == ["Method", "Cifar10", "paper", "verdict"], "the paper's other settings go"
+    expect(plain.page.locator("#leaders figure:visible h4")).to_have_text("Cifar10, Dir(0.1)")
+    expect(plain.page.locator("#table-overhead")).to_be_hidden()  # its runs are those of MNIST
+    expect(plain.page.locator("nav").get_by_role("link", name="Overhead")).to_be_hidden()
+
+
+def test_a_link_holds_the_view(plain: Tab, file: str, browser: Browser) -> None:
+    plain.page.goto(file)
+    choose(plain, "Ditto", "FedAvg", "MNIST")
+    plain.page.locator("#data-accuracy thead th").nth(1).get_by_role("button").click()
+    plain.page.locator("#data-accuracy details", has_text="98.50").locator("summary").click()
+    plain.page.get_by_label("Filter").fill("finished ditto")
+    plain.page.get_by_role("navigation").get_by_role("link", name="Runs", exact=True).click()
+    expect(plain.page).to_have_url(re.compile("#runs[?]method=Ditto&method=FedAvg&dataset=MNIST&sort=data-accuracy.1.-1&open="))
+    with opened(browser, script=WITHOUT_FIGURES) as other:
+        other.page.goto(plain.page.url)
+        expect(other.page.locator("#chosen")).to_have_text("Ditto, FedAvg; MNIST")
+        assert shown_rows(other, "data-accuracy") == ["Ditto", "FedAvg"]
+        assert column(other, "data-accuracy", 1) == ["98.50", "86.00", "10.00"]
+        expect(other.page.locator("#data-accuracy details[open]")).to_contain_text("98.50")
+        assert shown_rows(other, "data-runs") == ["4", "2"]
+        expect(other.page.locator("#matches")).to_have_text("2 of 8")
+        other.page.locator("#line-4 a").click()
+        expect(other.page.locator("#run h1")).to_contain_text("Run 4")
+        other.page.go_back()
+        assert shown_rows(other, "data-runs") == ["4", "2"]
+        other.page.goto(f"{file}#?method=nobody&sort=nothing.9.1&sort=data-runs.99.1&sort=choice.0.1&open=x&compare=77")
+        expect(other.page.locator("#chosen")).to_have_text("all methods; all datasets")
+        assert other.errors == []
+
+
+def test_two_runs_stand_side_by_side(shared: Tab) -> None:
+    for run in (1, 4):
+        shared.page.get_by_label(f"Compare run {run}", exact=True).check()
+    expect(shared.page.get_by_label("Compare run 2", exact=True)).to_be_disabled()
+    shared.page.get_by_role("link", name="side by side").click()
+    expect(shared.page.locator("#run h1")).to_have_text("Runs 4 and 1 side by side")
+    rows = shared.page.locator("#run table tr").all_inner_texts()
+    cells = {name: values for name, *values in (row.split("\t") for row in rows)}
+    assert (cells["seed"], cells["method.name"], cells["lam"]) == (["1", "0"], ["ditto", "fedavg"], ["0.1", "-"])
+    assert not {"train.lr", "Key", "Created"} & set(cells)
+    curves = shared.page.locator("#run .plot").first
+    expect(curves.locator(".main-svg").first).to_be_visible()
+    traces = "(plot) => plot.data.filter((trace) => trace.x.length > 1).map((trace) => [trace.name, trace.line.color, trace.y])"
+    assert curves.evaluate(traces) == [
+        ["run 4: as deployed", "#0072B2", [10, 97, 98]],
+        ["run 1: as deployed", "#D55E00", [10, 85, 80]],
+    ]
+    assert "#compare-4-1?" in shared.page.url
+    shared.page.evaluate(f"location.hash = 'compare-1-{RUNNING}'")
+    expect(shared.page.locator("#unknown")).to_contain_text(f"Run {RUNNING} has no page")
+
+
+def test_a_figure_is_saved_as_svg_and_printed_alone(shared: Tab) -> None:
+    shared.page.emulate_media(color_scheme="dark")
+    figure = shared.page.locator("#figures-curves figure").first
+    with shared.page.expect_download() as download:
+        figure.get_by_role("button", name="SVG").click()
+    assert download.value.suggested_filename == "figure-curves-mnist-dir-0-1.svg"
+    text = download.value.path().read_text(encoding="utf-8")
+    assert "Test accuracy" in text
+    assert "fill: rgb(255, 255, 255)" in text, "white paper, though the page is dark"
+    shared.page.evaluate("window.print = () => {}")  # it would wait for the reader
+    figure.get_by_role("button", name="PDF").click()
+    shared.page.emulate_media(media="print")
+    printed = shared.page.pdf(prefer_css_page_size=True)
+    assert len(re.findall(rb"/Type */Page\b", printed)) == 1
+    assert b"MediaBox [0 0 510 " in printed  # points: 680 pixels
+    assert len(re.findall(rb"/Type */Page\b", shared.page.pdf(format="A4"))) > 2, "after it, the page prints as ever"
 
 
 @pytest.mark.slow

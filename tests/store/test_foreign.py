@@ -102,6 +102,7 @@ PLANTED: list[tuple[str, Any, str]] = [
     ("UPDATE run SET spec = ? WHERE id = 2", SPEC.replace('"lr":0.1', '"lr":-1'), "run 2: its specification is invalid"),
     ("UPDATE run SET spec = ? WHERE id = 2", SPEC.replace('"dtype":"float32",', ""), "run 2: its specification is invalid"),
     ("UPDATE run SET environment = ? WHERE id = 2", DEEP, "run 2: its environment is invalid."),
+    ("UPDATE run SET environment = ? WHERE id = 2", '{"forced": 5}', "run 2: its environment is invalid."),
     ("UPDATE run SET environment = ? WHERE id = 2", '{"plugin": 5}', "run 2: its environment is invalid."),
     ("UPDATE partition SET clients = ?", 5, COUNTS),
     ("UPDATE partition SET train_counts = ?", "[[3,3],[3,3],[3],[3,3]]", COUNTS),

@@ -13,15 +13,14 @@ from support.command import Shell
 from pflbench.store import database as db
 from pflbench.store import journal
 
-MOUNTS = r"""21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
-30 21 0:40 / /home rw - nfs4 server:/home rw,vers=4.2
-31 30 8:2 / /home/me/local\040disk rw - xfs /dev/sdb rw
-32 21 0:41 / /mnt/data rw,relatime shared:2 master:3 - fuse.sshfs me@host:/ rw
-33 21 0:42 / /mnt/twice rw - nfs4 server:/twice rw
-34 21 0:43 / /mnt/twice rw - tmpfs tmpfs rw
-35 21 0:44 / /scratch rw - lustre mds:/fs rw
-36 21 0:45 / /odd rw - notafs odd rw
-a broken line
+MOUNTS = r"""/dev/sda1 / ext4 rw,relatime 0 0
+server:/home /home nfs4 rw,vers=4.2 0 0
+/dev/sda2 /home/me/local\040disk xfs rw 0 0
+me@host:/ /mnt/data fuse.sshfs rw,relatime 0 0
+server:/twice /mnt/twice nfs4 rw 0 0
+tmpfs /mnt/twice tmpfs rw 0 0
+mds:/fs /scratch lustre rw 0 0
+odd /odd notafs rw 0 0
 """
 PLACES = {
     "/results.db": None,
@@ -37,8 +36,12 @@ PLACES = {
 
 
 @pytest.mark.parametrize(("place", "kind"), PLACES.items())
-def test_network_file_systems_are_known_by_the_table_of_mounts(place: str, kind: str | None) -> None:
-    assert journal.network(Path(place), MOUNTS) == kind
+def test_network_file_systems_are_known_by_the_table_of_mounts(
+    place: str, kind: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "_MOUNTS", tmp_path / "mounts")
+    (tmp_path / "mounts").write_text(MOUNTS)
+    assert journal.network(Path(place)) == kind
 
 
 def test_nothing_is_said_where_there_is_no_such_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,8 +54,8 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder on a network file system, as the table of mounts has it."""
     folder = tmp_path / "shared"
     folder.mkdir()
-    table = tmp_path / "mountinfo"
-    table.write_text(f"21 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 21 0:40 / {folder} rw - nfs4 server:/home rw\n")
+    table = tmp_path / "mounts"
+    table.write_text(f"/dev/sda1 / ext4 rw 0 0\nserver:/home {folder} nfs4 rw 0 0\n")
     monkeypatch.setattr(journal, "_MOUNTS", table)
     return folder
 

@@ -33,7 +33,7 @@ def made(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Engi
     number = write.create_run(engine, make_spec(), {})
     with locks.locked(engine, make_spec().key) as hold:
         writer = RunWriter(engine, runs.find(engine, number), BEGUN, hold)
-        writer.begin(started_at=BEGUN)
+        writer.change(started_at=BEGUN)
         yield engine, writer
     engine.dispose()
     server.drop(url)

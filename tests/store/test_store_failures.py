@@ -61,14 +61,11 @@ def url_of(path: Path) -> str:
     return db.to_url(str(path))
 
 
-def test_default_database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_path_becomes_an_absolute_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PFLBENCH_DB", raising=False)
-    assert sa.make_url(db.default_url()).database == str(tmp_path / "pflbench.db")
-    monkeypatch.setenv("PFLBENCH_DB", "~/all.db")
-    assert sa.make_url(db.default_url()).database == os.path.expanduser("~/all.db")
-    monkeypatch.setenv("PFLBENCH_DB", "postgresql://me:secret@host/name")
-    assert db.default_url() == "postgresql://me:secret@host/name"
+    assert sa.make_url(db.to_url("pflbench.db")).database == str(tmp_path / "pflbench.db")
+    assert sa.make_url(db.to_url("~/all.db")).database == os.path.expanduser("~/all.db")
+    assert db.to_url("postgresql://me:secret@host/name") == "postgresql://me:secret@host/name"
 
 
 def test_any_file_name_will_do(tmp_path: Path) -> None:

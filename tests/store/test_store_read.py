@@ -117,8 +117,7 @@ def test_a_run_shows_partition_rounds_series_and_artifacts(engine: Engine) -> No
     newest = rounds.newest_rows(engine, run, 2)
     assert [row["round"] for row in newest] == [1, 2]
     assert [row["accuracy"] for row in newest] == [0.2, 0.3]
-    assert rounds.series_names(engine, [run]) == {run: ("global",)}
-    assert [(a.name, a.round, a.shape) for a in arrays.infos(engine, run)] == [("W", 2, (2, 3))]
+    assert arrays.listed(engine, run) == [{"name": "W", "round": 2, "dtype": weights.dtype.name, "shape": [2, 3]}]
     found = partitions.find(engine, str(runs.find(engine, run).partition))
     assert found.id == partition
     np.testing.assert_array_equal(found.train + found.test, [[9, 0], [3, 6]])
@@ -133,7 +132,7 @@ def test_a_run_shows_partition_rounds_series_and_artifacts(engine: Engine) -> No
         lambda: arrays.read_one(engine, run, "W", 1),
         lambda: rounds.clients(engine, run, 1),
         lambda: partitions.find(engine, "f00"),
-        lambda: partitions.find(engine, 7),
+        lambda: partitions.find(engine, "7"),
     ):
         with pytest.raises(UserError):
             wrong()

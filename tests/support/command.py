@@ -59,6 +59,11 @@ def finish(process: subprocess.Popen[str]) -> Done:
     return Done(process.returncode, out, err)
 
 
+def workers(process: subprocess.Popen[str]) -> list[int]:
+    """The numbers of the processes that it has started for runs."""
+    return [int(line) for line in os.popen(f"pgrep -P {process.pid} -f spawn_main").read().split()]
+
+
 class Shell:
     """Calls in this process, in a folder of their own."""
 

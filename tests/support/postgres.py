@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -100,20 +99,6 @@ def server(**settings: str) -> Iterator[Server]:
             found.stop("immediate")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def until_reachable(url: str, seconds: float = 20.0) -> None:
-    """Waits until the server of this database takes connections."""
-    engine = db.open_engine(url)
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            engine.connect().close()
-            break
-        except sa.exc.OperationalError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-    engine.dispose()
 
 
 def _programs() -> Path | None:

@@ -32,11 +32,15 @@ ROUNDING = 1e-5
 
 @dataclass
 class Seen:
-    """What a run does while it goes on: the cohorts by round, the parameters of a model and how many of them travel."""
+    """What a run does while it goes on: the cohorts by round, the parameters of a model, and how many of them travel or are the
+    user's model; `whole`: of the server's model.
+    """
 
     cohort: dict[int, list[int]] = field(default_factory=dict)
     size: int = 0
     shared: int = 0
+    net: int = 0
+    whole: int = 0
 
 
 @contextmanager
@@ -47,7 +51,9 @@ def watched(case: Case) -> Iterator[Seen]:
     class Watched(CommunicationRound):
         def receive(self, state: Any) -> Any:
             fed, cohort = self.reception, self.S.tolist()
-            seen.cohort[self.t], seen.size, seen.shared = cohort, fed.flat.size, self.method.shared(fed).stop
+            shared = self.method.shared(fed)
+            seen.cohort[self.t], seen.size, seen.shared = cohort, fed.flat.size, shared.stop - shared.start
+            seen.net, seen.whole = fed.flat.head.stop, len(getattr(state, "w", ()))
             receiving = receivers(case, cohort)
             # A row of what clients start from may still be that of the round before.
             with others_untouched(fed, state, {*receiving, *seen.cohort.get(self.t - 1, ())}) as result:
@@ -125,14 +131,14 @@ def every_array(store: Engine, run_id: int, name: str) -> dict[int, np.ndarray]:
 def check_arrays(case: Case, store: Engine, run_id: int) -> None:
     """What methods observe has no infinite number; weights are what they are called."""
     clipped = case.spec.method.hyperparameters.get("xi_clip", True)
-    for kind in arrays.kept(store, [run_id]).get(run_id, []):
-        for array in every_array(store, run_id, kind.name).values():
+    for _, kind in arrays.rounds(store, [run_id]):
+        for array in every_array(store, run_id, kind).values():
             known = array[~np.isnan(array)]
             assert np.isfinite(known).all(), kind
-            if kind.name in SUM_TO_ONE:
+            if kind in SUM_TO_ONE:
                 whole = np.nansum(array, axis=-1)[~np.isnan(array).all(axis=-1)]
                 assert whole == pytest.approx(np.ones_like(whole), abs=ROUNDING), kind
-            if kind.name in SHARES or (kind.name == "attention" and clipped):
+            if kind in SHARES or (kind == "attention" and clipped):
                 assert ((known >= -ROUNDING) & (known <= 1 + ROUNDING)).all(), kind
 
 
@@ -144,8 +150,9 @@ def sent(case: Case, seen: Seen, t: int) -> tuple[int, int]:
         there = len({client for earlier in range(1, t) for client in seen.cohort[earlier]})
         most = case.spec.method.hyperparameters["M"]
         return P * (there if most == "all" else min(int(str(most)), there)), P
-    own = {"local": (0, 0), "fedrep": (seen.shared, seen.shared), "elastic": (P, 2 * P), "apple": (N * P, P)}
-    return own.get(name, (P, P))
+    own = {"local": (0, 0), "elastic": (P, 2 * P), "apple": (N * P, P), "scaffold": (2 * P, 2 * P)}
+    own |= {"fedpac": (seen.net, seen.net), **dict.fromkeys(("fedbn", "gpfl", "fedcp"), (seen.whole, seen.whole))}
+    return own.get(name, (seen.shared, seen.shared))
 
 
 def check_rounds(case: Case, seen: Seen, store: Engine, run_id: int) -> None:
@@ -187,7 +194,8 @@ def check_traffic(case: Case, row: dict[str, Any], traffic: np.ndarray, cohort: 
     expected = np.zeros((len(traffic), 2), dtype=np.int64)
     expected[receivers(case, cohort), 1], expected[cohort, 0] = each
     assert traffic[:, :2].tolist() == expected.tolist()
-    assert not traffic[[i for i in range(len(traffic)) if i not in {*cohort, *receivers(case, cohort)}]].any()
+    beside = traffic if case.spec.method.name != "feddbe" else traffic[:, :2]  # before round 1 all its clients send a mean
+    assert not beside[[i for i in range(len(traffic)) if i not in {*cohort, *receivers(case, cohort)}]].any()
     assert [row[name] for name in COUNTERS] == traffic.sum(axis=0).tolist()
     assert row["participants"] == len(cohort)
     assert row["bytes_up"] == word * (row["params_up"] + row["scalars_up"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import closing
 from pathlib import Path
 
 from sqlalchemy import text
@@ -10,6 +12,8 @@ from pflbench import methods
 from pflbench.run.execution import Execution
 from pflbench.run.training import execute
 from pflbench.spec import DataSpec, Dirichlet, RunSpec, TrainSpec
+from pflbench.store import database as db
+from pflbench.store import runs
 
 COLUMNS = "round, accuracy, accuracy_mean, accuracy_std, test_loss, train_loss, participants, params_up, params_down, bytes_up"
 
@@ -40,6 +44,30 @@ def short(method="fedala", **more) -> RunSpec:
 
 def run(spec, store, *, force=False, engine="loop", **how):
     return list(execute(spec, store, Path("data"), Execution(engine=engine, workers=1, **how), force=force))
+
+
+def interrupted(spec, store, reached, how=Execution(workers=1), *, force=False):
+    """The steps of a run that is interrupted after this round."""
+    steps = []
+    with closing(execute(spec, store, Path("data"), how, force=force)) as made:
+        while not steps or steps[-1].round < reached:
+            steps.append(next(made))
+    return steps
+
+
+def count_reached(url, last):
+    """How many runs have come to this round, in a database that another process writes."""
+    if "://" not in url and not Path(url).exists():
+        return 0
+    store = db.connect(db.to_url(url))
+    found = sum((run.last_round or 0) >= last for run in runs.stored(store, runs.ALL))
+    store.dispose()
+    return found
+
+
+def environments(store):
+    """Of every run, what its record says."""
+    return [json.loads(found) for (found,) in rows(store, "SELECT environment FROM run ORDER BY id")]
 
 
 def rows(store, query):

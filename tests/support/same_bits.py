@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 from sqlalchemy import Engine
-from support.runs import numbers, spec
+from support.runs import interrupted, numbers, spec
 
 from pflbench.contract.small import federation
 from pflbench.run.execution import Execution
@@ -82,10 +82,7 @@ def once(name: str, repetition: int, store: Engine) -> str:
     how = Execution("cpu", "loop", workers=WORKERS[repetition % len(WORKERS)], checkpoint_every=0)
     resumes = how.workers == INTERRUPTED
     if resumes:
-        steps = execute(this, store, Path("data"), how, force=True)
-        while next(steps).round < 2:
-            pass
-        steps.close()
+        interrupted(this, store, 2, how, force=True)
     last = list(execute(this, store, Path("data"), how, force=not resumes))[-1]
     return digest(repr(numbers(store, last.run_id)).encode())
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector
 
 from pflbench.contract.small import federation
+from pflbench.methods.attention import mixed
 
 ROUNDS = 3
 
@@ -85,7 +86,13 @@ def rows(modules) -> torch.Tensor:
 
 
 def buffers(modules) -> torch.Tensor:
-    return torch.stack([torch.cat([b.double().reshape(-1) for b in m.buffers()]) for m in modules])
+    """BatchNorm's, where there are any."""
+    return torch.stack([torch.cat([torch.empty(0).double(), *(b.double().reshape(-1) for b in m.buffers())]) for m in modules])
+
+
+def clouds(method, w):
+    """The cloud models of FedAMP and HeurFedAMP."""
+    return mixed(w, w, method.attention(w, 1))
 
 
 def setup(model, engine, **settings):

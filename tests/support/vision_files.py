@@ -1,7 +1,8 @@
-"""Small files in the original formats of MNIST and its relatives."""
+"""Small files in the original formats of MNIST and its relatives, and as PFLlib writes them."""
 
 from __future__ import annotations
 
+import json
 import struct
 from pathlib import Path
 
@@ -29,3 +30,16 @@ def put_set(folder: Path, prefixes: tuple[str, str], labels: tuple[list[int], li
         put_idx(folder / f"{prefix}-images-idx3-ubyte", parts[-1])
         put_idx(folder / f"{prefix}-labels-idx1-ubyte", np.array(y, np.uint8))
     return np.concatenate(parts)
+
+
+def put_pfllib(folder: Path, clients: int = 2, side: int = 4, **config: object) -> Path:
+    """A folder of images as PFLlib's own code writes it: np.savez_compressed(file, data={"x": ..., "y": ...})."""
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 6), ("test", 2)):
+        (folder / part).mkdir(parents=True)
+        for client in range(clients):
+            x = rng.normal(size=(count, 1, side, side)).astype(np.float32)
+            y = np.arange(count) % 2 + client
+            np.savez_compressed(folder / part / f"{client}.npz", data={"x": x, "y": y})
+    (folder / "config.json").write_text(json.dumps({"num_clients": clients, **config}))
+    return folder

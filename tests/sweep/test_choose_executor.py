@@ -12,8 +12,8 @@ from support.runs import spec
 from pflbench import environment
 from pflbench.errors import UserError
 from pflbench.run.execution import Execution
-from pflbench.sweep import capacity
-from pflbench.sweep.choose_executor import ExecutorOptions, executor_options
+from pflbench.sweep import choose_executor
+from pflbench.sweep.choose_executor import ExecutorOptions, at_a_time, executor_options
 from pflbench.sweep.run_queue import RunQueue
 
 SPECS = [spec(seed=seed, rounds=2, clients=3) for seed in range(40)]
@@ -50,13 +50,14 @@ def test_shares_of_gpus(monkeypatch, share, memory, expected):
     """By hand: 80 % of 8 GiB holds six processes of a gigabyte and little more each; of 1 GiB, one runs anyway."""
     monkeypatch.setattr(environment, "cores", lambda: 32)
     with plugged_in(devices=2, memory=memory << 30):
-        assert capacity.capacity(SPECS, Path("data"), Execution(device=NAME), share=share) == expected
+        assert at_a_time(ExecutorOptions(gpus_per_job=share), SPECS, Path("data"), Execution(device=NAME)) == expected
 
 
 def test_cores_of_a_job(monkeypatch):
     monkeypatch.setattr(environment, "cores", lambda: 8)
-    monkeypatch.setattr(capacity.memory, "free", lambda device: None)
-    found = [capacity.capacity(SPECS, Path("data"), Execution(device="cpu"), cores) for cores in (None, 2, 3, 16)]
+    monkeypatch.setattr(choose_executor.memory, "free", lambda device: None)
+    asked = [ExecutorOptions(cpus_per_job=cores) for cores in (None, 2, 3, 16)]
+    found = [at_a_time(options, SPECS, Path("data"), Execution(device="cpu")) for options in asked]
     assert found == [8, 4, 2, 1]
 
 

@@ -13,7 +13,7 @@ from pflbench.errors import UserError
 from pflbench.run.execution import Execution
 from pflbench.store.database import connect, to_url
 from pflbench.sweep import on_ray
-from pflbench.sweep.capacity import ITSELF
+from pflbench.sweep.choose_executor import ITSELF
 from pflbench.sweep.run_jobs import run_jobs
 from pflbench.sweep.run_queue import RunQueue
 

@@ -28,13 +28,6 @@ def _without_pauses(monkeypatch):
     monkeypatch.setattr(run_queue, "LOOK", 0)
 
 
-@pytest.fixture
-def store(tmp_path):
-    engine = connect(to_url(str(tmp_path / "results.db")))
-    yield engine
-    engine.dispose()
-
-
 class Here:
     """A worker that does its work at once. kills: how many are killed before that. made: keys, in order."""
 

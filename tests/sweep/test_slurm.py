@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine
 from support.command import Done, Shell, finish, parsed, start, until
-from support.runs import by_key, rows
+from support.runs import by_key, count_reached, rows, spec
 
-from pflbench.errors import UserError
-from pflbench.store import runs
+from pflbench.run.execution import Execution
 from pflbench.store.database import connect, to_url
 from pflbench.sweep import slurm
+from pflbench.sweep.choose_executor import ExecutorOptions
 
 SMALL = "method: [fedavg, local]\ndataset: digits\nclients: 3\nrounds: {}\nseeds: 0\nmodel: mlp\n"
 ROUND_3 = "SELECT run_id, seconds_update FROM round WHERE round = 3 ORDER BY run_id"
@@ -49,7 +50,7 @@ def test_what_slurm_is_told(shell: Shell, cluster: Path, tmp_path: Path) -> None
     """No file of ours holds a job, and nothing that is read later but the database."""
     Path("small.yaml").write_text(SMALL.format(2))
     before = set(tmp_path.rglob("*"))
-    given = ("partition=gpu", "setup=module load cuda", "mem_per_cpu=2G", "exclusive")
+    given = ("partition=gpu", "setup=module load cuda", "setup=b=c", "mem_per_cpu = 2G", "exclusive")
     options = [word for text in given for word in ("--slurm", text)]
     done = shell("sweep", "small.yaml", "--executor", "slurm", *options, "--cpus-per-job", "2", "--json")
     assert json.loads(done.out) == {"name": "small", "slurm_job": "17", "runs": 2}
@@ -58,7 +59,7 @@ def test_what_slurm_is_told(shell: Shell, cluster: Path, tmp_path: Path) -> None
     assert told[-5:-2] == ["--partition=gpu", "--mem-per-cpu=2G", "--exclusive"]
     script = (cluster / "script").read_text()
     worker = f"{sys.executable} -m pflbench sweep work small --cpus-per-job 2 --db sqlite:///{tmp_path}/pflbench.db &\n"
-    assert script.startswith(f"#!/bin/bash\nmodule load cuda\n{worker}")
+    assert script.startswith(f"#!/bin/bash\nmodule load cuda\nb=c\n{worker}")
     made = {path.name for path in set(tmp_path.rglob("*")) - before}
     assert {name for name in made if not name.startswith("pflbench.db")} == {"options", "script", "environment"}
     shell("sweep", "resume", "small", "--jobs", "1")
@@ -70,16 +71,17 @@ def test_what_slurm_is_told(shell: Shell, cluster: Path, tmp_path: Path) -> None
 
 def test_a_password_stands_in_no_script(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The jobs have it in their environment, as they have ours."""
-    slurm.submit("heads", [], ["work"], 3, variables={"PFLBENCH_DB": "postgresql://me:secret@server/x"})
+    store = create_engine("postgresql+psycopg://me:secret@server/x")
+    slurm.submit(ExecutorOptions("slurm"), "heads", [spec()], store, Path("data"), Execution(), ["work"])
     assert "secret" not in (cluster / "script").read_text() + (cluster / "options").read_text()
-    assert "PFLBENCH_DB=postgresql://me:secret@server/x\n" in (cluster / "environment").read_text()
+    assert "PFLBENCH_DB=postgresql+psycopg://me:secret@server/x\n" in (cluster / "environment").read_text()
 
 
 def test_what_slurm_refuses(shell: Shell, cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("small.yaml").write_text(SMALL.format(2))
     command = ("sweep", "small.yaml", "--executor", "slurm")
     none = "expected KEY=VALUE"
-    for text, told in {"=x": none, "time=": none, "array=1": "--jobs", "cpus_per_task=1": "--cpus-per-job"}.items():
+    for text, told in {"": none, "=x": none, "time=": none, "array=1": "--jobs", "cpus_per_task=1": "--cpus-per-job"}.items():
         assert told in shell.refused(*command, "--slurm", text)
     monkeypatch.setenv("REFUSED", "yes")
     assert "Slurm takes no job: sbatch: error: Invalid partition name" in shell.refused(*command, "--slurm", "partition=x")
@@ -100,17 +102,6 @@ def test_runs_that_failed_wait_in_the_queue_again(shell: Shell, cluster: Path) -
     store.dispose()
 
 
-def begun(folder: Path) -> int:
-    """How many runs have a few rounds."""
-    if not (folder / "pflbench.db").exists():
-        return 0
-    engine = connect(to_url(str(folder / "pflbench.db")))
-    try:
-        return sum((one.last_round or 0) >= 5 for one in runs.stored(engine, runs.ALL))
-    finally:
-        engine.dispose()
-
-
 def alone(folder: Path) -> dict[str, object]:
     """The same runs, by one command."""
     assert finish(start("sweep", "small.yaml", "--db", "alone.db", "-q", folder=folder)).code == 0
@@ -125,7 +116,7 @@ def numbers(database: Path) -> dict[str, object]:
 
 
 @pytest.fixture
-def job(shell: Shell, cluster: Path, tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+def job(shell: Shell, cluster: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     """Starts the script of a sweep, as a job of the array."""
     Path("small.yaml").write_text(SMALL.format(40))
     assert shell("sweep", "small.yaml", "--executor", "slurm", "--checkpoint-every", "0").code == 0
@@ -165,7 +156,7 @@ def test_a_worker_whose_time_is_over_goes_on_at_its_checkpoint(
 ) -> None:
     """Slurm tells the shell alone, which has the job queued again once the worker has kept its checkpoint."""
     process = job()
-    until(lambda: begun(tmp_path))
+    until(lambda: count_reached("pflbench.db", 5))
     process.send_signal(signal.SIGUSR1)
     assert end(process).code == 143
     assert (cluster / "asked").read_text() == "requeue 18\n"
@@ -179,12 +170,10 @@ def test_a_worker_whose_time_is_over_goes_on_at_its_checkpoint(
 
 
 @pytest.mark.slow
-def test_a_cancelled_sweep_ends_its_workers(
-    shell: Shell, job: Callable[[], subprocess.Popen[str]], cluster: Path, tmp_path: Path
-) -> None:
+def test_a_cancelled_sweep_ends_its_workers(shell: Shell, job: Callable[[], subprocess.Popen[str]], cluster: Path) -> None:
     """With checkpoints; and what still waits in the queue makes nothing."""
     process = job()
-    until(lambda: begun(tmp_path))
+    until(lambda: count_reached("pflbench.db", 5))
     shell("sweep", "cancel", "small")
     assert "it was cancelled" in end(process).err
     assert "small is cancelled" in end(job()).err
@@ -212,16 +201,9 @@ def test_slurm_requeues_a_job_which_goes_on(tmp_path: Path) -> None:
     done = finish(start(*command, folder=tmp_path))
     assert done.code == 0, done.err
     array = json.loads(done.out)["slurm_job"]
-    until(lambda: begun(tmp_path) == 2)
+    until(lambda: count_reached(str(tmp_path / "pflbench.db"), 5) == 2)
     said("scontrol", "requeue", f"{array}_0")
     until(lambda: said("squeue", "--noheader", f"--jobs={array}_0", "--format=%T") == "PENDING")
     said("scontrol", "update", f"JobId={array}_0", "StartTime=now")  # Slurm would wait for two minutes
     until(lambda: not said("squeue", "--noheader", "--name=pflbench-small", "--format=%i"))
     assert numbers(tmp_path / "pflbench.db") == alone(tmp_path)
-
-
-def test_options_of_sbatch() -> None:
-    given = ["partition=gpu", "setup=module load a", "setup=b=c", "exclusive", "mem_per_cpu = 2G"]
-    assert slurm.options(given) == (["module load a", "b=c"], ["--partition=gpu", "--exclusive", "--mem-per-cpu=2G"])
-    with pytest.raises(UserError):
-        slurm.options([""])

@@ -13,7 +13,7 @@ from support.command import ROOT, Shell, finish, start
 
 STUDY = ROOT / "examples" / "study"
 PAGE = (STUDY / "README.md").read_text(encoding="utf-8")
-METHODS = ("FedAvg", "p=1", "p=2", "p=3")
+METHODS = ("FedAvg", "FedALA", "p=2", "p=3")
 
 
 def commands() -> list[list[str]]:

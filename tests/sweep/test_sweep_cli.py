@@ -8,7 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.command import finish, start, until
+from support.command import finish, start, until, workers
+from support.runs import count_reached
 
 from pflbench.store import runs, sweeps
 from pflbench.store.database import connect, to_url
@@ -60,16 +61,6 @@ def test_a_sweep_with_processes_then_again(shell, tmp_path):
     assert "To run" not in shell("sweep", "small.yaml", "--dry-run").out
 
 
-def reached(url: str) -> list[int]:
-    if url.startswith("/") and not Path(url).exists():
-        return []
-    engine = connect(to_url(url))
-    try:
-        return [run.last_round or 0 for run in runs.stored(engine, runs.ALL)]
-    finally:
-        engine.dispose()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["ctrl-c", "cancel", "killed worker", "killed worker of a server's database"])
 def test_a_sweep_broken_off_goes_on(shell, tmp_path, how, monkeypatch, request):
@@ -77,7 +68,7 @@ def test_a_sweep_broken_off_goes_on(shell, tmp_path, how, monkeypatch, request):
     url = request.getfixturevalue("server").new() if "server" in how else str(tmp_path / "pflbench.db")
     monkeypatch.setenv("PFLBENCH_DB", url)
     process = start("sweep", "long.yaml", "-j", "2", folder=tmp_path, PFLBENCH_DB=url)
-    until(lambda: sum(round > 3 for round in reached(url)) == 2)
+    until(lambda: count_reached(url, 4) == 2)
     if how == "ctrl-c":
         process.send_signal(signal.SIGINT)
         done = finish(process)
@@ -89,8 +80,7 @@ def test_a_sweep_broken_off_goes_on(shell, tmp_path, how, monkeypatch, request):
         assert done.code == 2
         assert "Stopped: it was cancelled" in done.err
     else:
-        children = [int(line) for line in os.popen(f"pgrep -P {process.pid} -f spawn_main").read().split()]
-        os.kill(children[-1], signal.SIGKILL)
+        os.kill(workers(process)[-1], signal.SIGKILL)
         done = finish(process)
         assert done.code == 0, "another worker goes on with its run"
         assert done.err.strip().endswith("long: 4 finished.")

@@ -231,7 +231,7 @@ class Noted:
 def test_what_is_followed_is_delivered_as_it_comes(results: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     from pflbench.store import locks
 
-    monkeypatch.setattr(locks, "_held", lambda path: True)  # somebody is at the runs
+    monkeypatch.setattr(locks, "_is_locked", lambda *_: True)  # somebody is at the runs
     write.update_run(results, 2, status="running")
     looks, seen = 0, []
     tracker = Noted()

@@ -18,7 +18,7 @@ from pflbench.engine.batched.layout import Block, Layout, blocks
 from pflbench.engine.batched.program import Advance, Capture, Inputs, Programs
 from pflbench.engine.batches import Plan
 from pflbench.engine.flat import Flat, sgd_step, side_by_side
-from pflbench.engine.memory import Chunks, Shortage
+from pflbench.engine.memory import Chunks
 from pflbench.engine.optimizers import Optimizer
 from pflbench.engine.requests import R
 from pflbench.engine.samples import Samples
@@ -52,7 +52,7 @@ class BatchedExecutor(requests.BaseExecutor):
         self.flat = flat
         self.samples = samples
         self.device = samples.device
-        self.chunks = chunks or Chunks()
+        self.chunks: Chunks = chunks or Chunks()
         self.loss = loss
         self.programs = programs or Programs(capture)
         self.module: nn.Module = copy.deepcopy(flat.module).to(samples.device, samples.dtype)
@@ -77,12 +77,6 @@ class BatchedExecutor(requests.BaseExecutor):
         chosen = {} if self.convolution is None else {"convolution": self.convolution}
         return {"chunk": self.chunks.record(), "steps": {**self.programs.record(), **chosen}}
 
-    def shortages(self) -> Sequence[Shortage]:
-        return self.chunks.shortages
-
-    def remember(self, shortages: Sequence[Shortage]) -> None:
-        self.chunks.remember(shortages)
-
     def _sgd(self, request: requests.Sgd) -> requests.Trained:
         rows, buffers, plan, columns = request.models, request.buffers, request.plan, request.columns
         rows_out, buffers_out, loss_out = rows.clone(), buffers.clone(), rows.new_zeros(len(plan))
@@ -92,16 +86,18 @@ class BatchedExecutor(requests.BaseExecutor):
         lr = None if isinstance(request.lr, Tensor) else request.lr
         lookup = self.gradients.lookup(columns) if merged and optimizer is None else None
         gradients = self.gradients.make(columns, request.objective, lookup)
-        advance = self._descent(gradients, lookup, lr, columns, request.penalty, compared, optimizer)
+        advance = self._descent(gradients, lookup, lr, columns, request.summed, request.penalty, compared, optimizer)
         functions = requests.function_key(request.penalty), requests.function_key(request.objective)
-        kind = ("sgd", lr, columns.start, columns.stop, *functions, compared, optimizer)
+        spans = columns.start, columns.stop, request.summed.start, request.summed.stop
+        kind = ("sgd", lr, *spans, *functions, compared, optimizer)
         inputs = {**request.given, **{REFERENCE.format(i): r for i, r in enumerate(request.references)}}
         inputs |= {RATE: request.lr} if lr is None else {}
 
         def train(clients: Tensor, steps: Iterator[Block]) -> None:
             state = {MODELS: rows[clients], BUFFERS: buffers[clients], LOSS: loss_out.new_zeros(len(clients))}
             state |= {name: value[clients] for name, value in request.moments.items()}
-            state = self.programs.run((*kind, self._data), advance, state, requests.pick(inputs, clients), steps, {})
+            per_step = {k: v[clients] for k, v in request.per_step.items()}
+            state = self.programs.run((*kind, self._data), advance, state, requests.pick(inputs, clients), steps, per_step)
             rows_out[clients], buffers_out[clients], loss_out[clients] = state[MODELS], state[BUFFERS], state[LOSS]
             for name, value in moments_out.items():
                 value[clients] = state[name]
@@ -134,7 +130,7 @@ class BatchedExecutor(requests.BaseExecutor):
     def _head(self, request: requests.ExtractFeatures) -> requests.HeadOnFeatures:
         rows, buffers, plan = request.models, request.buffers, request.plan
         # Without BatchNorm samples do not see one another, and larger batches are faster.
-        batches = plan if self.flat.has_batch_norm else plan.of_size(EVALUATED_PER_CLIENT)
+        batches = plan if self.flat.has_batch_norm else Plan.through(plan.order, EVALUATED_PER_CLIENT)
         below = self.gradients.features()
         first = max(range(len(plan)), key=lambda i: len(plan.order[i]))
         two = torch.from_numpy(plan.order[first][None, :2]).to(self.device)
@@ -174,34 +170,73 @@ class BatchedExecutor(requests.BaseExecutor):
         return head
 
     @torch.no_grad()
+    def _class_sums(self, request: requests.SumByClass) -> Tensor:
+        below = self.gradients.features(training=False)
+        found = request.models.new_zeros(len(request.plan), request.classes, self.flat.width + 1)
+        counts = np.array([len(samples) for samples in request.plan.order])
+        order = np.argsort(-counts, kind="stable")
+        own = requests.Evaluate(request.plan, request.models, request.buffers)
+
+        def sum_up(clients: np.ndarray) -> None:
+            layout = Layout.of(own, clients)
+            at, lengths, samples = (torch.from_numpy(v).to(self.device) for v in (layout.models, layout.lengths, layout.samples))
+            models, buffers, sums = request.models[at], request.buffers[at], torch.zeros_like(found[at])
+            for live, columns in layout.parts(self._columns_at_once(layout)):
+                index = samples[:live, columns]
+                beyond = torch.arange(index.shape[1], device=self.device) >= lengths[:live, None] - columns.start
+                features = below(models[:live], buffers[:live], index).masked_fill(beyond.unsqueeze(-1), 0)
+                sums[:live] += requests.by_class(features, self.samples.y[index], request.classes)
+            found[at] = sums
+
+        self.chunks.each("evaluation", order[counts[order] > 0], self.device, sum_up, self.programs.forget)
+        return found
+
+    @torch.no_grad()
     def _evaluate(self, request: requests.Evaluate) -> requests.Evaluated:
         correct = torch.zeros(len(request.plan), dtype=torch.int64, device=self.device)
         loss = torch.zeros(len(request.plan), dtype=torch.float64, device=self.device)
         counts = np.array([len(samples) for samples in request.plan.order])
         order = np.argsort(-counts, kind="stable")
+        scores: dict[int, Tensor] = {}
 
         def test(clients: np.ndarray) -> None:
             at = torch.from_numpy(clients).to(self.device)
-            correct[at], loss[at] = self._tested(request, Layout.of(request, clients))
+            layout = Layout.of(request, clients)
+            further = [layout.by_sample([request.per_sample[client]() for client in clients])] if request.per_sample else []
+            (correct[at], loss[at]), logits = self._tested(request, layout, further)
+            scores.update(zip(clients.tolist(), logits, strict=False))
 
         self.chunks.each("evaluation", order[counts[order] > 0], self.device, test, self.programs.forget)
-        return requests.Evaluated(correct, loss)
+        return requests.Evaluated.of(correct, loss, scores)
 
-    def _tested(self, request: requests.Evaluate, layout: Layout) -> list[Tensor]:
-        """Right predictions and summed losses of the clients of a layout."""
+    def _tested(self, request: requests.Evaluate, layout: Layout, further: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Right predictions and summed losses of the clients of a layout; with `request.scores` each one's logits, on the CPU.
+
+        further: arguments of the module, [M, longest, ...].
+        """
         chosen = torch.from_numpy(layout.models).to(self.device)
         params, buffered = self.flat.views(request.models[chosen]), self.gradients.buffers(request.buffers[chosen])
         samples = torch.from_numpy(layout.samples).to(self.device)
         right = torch.zeros(samples.shape, dtype=torch.int64, device=self.device)
         lost = torch.zeros(samples.shape, dtype=torch.float64, device=self.device)
-        at_once = EVALUATED_AT_ONCE >> self.chunks.halvings("evaluation")
-        shared_by = -(-len(layout.counts) // len(layout.models))
-        for live, columns in layout.parts(max(1, min(EVALUATED_PER_CLIENT * shared_by, at_once // len(layout.models)))):
+        parts: list[Tensor] = []
+        for live, columns in layout.parts(self._columns_at_once(layout)):
             x, y = self.gradients.batch(samples[:live, columns])
-            out = self.gradients.logits({k: v[:live] for k, v in params.items()}, {k: v[:live] for k, v in buffered.items()}, x)
+            live_params, live_buffers = ({k: v[:live] for k, v in named.items()} for named in (params, buffered))
+            out = self.gradients.logits(live_params, live_buffers, x, *(values[:live, columns] for values in further))
             right[:live, columns] = out.argmax(-1) == y
             lost[:live, columns] = self.gradients.each(out.flatten(0, 1), y.flatten()).view_as(y).to(torch.float64)
-        return layout.by_client(right, lost)
+            if request.scores:
+                parts.append(F.pad(out.cpu(), (0, 0, 0, 0, 0, len(right) - live)))
+        rows = torch.cat(parts, dim=1).flatten(0, 1) if parts else right
+        bounds = zip(layout.begins.tolist(), layout.counts.tolist(), strict=True) if parts else ()
+        return layout.by_client(right, lost), [rows[begin : begin + count] for begin, count in bounds]
+
+    def _columns_at_once(self, layout: Layout) -> int:
+        """How many samples of each row of a layout are computed at once."""
+        at_once = EVALUATED_AT_ONCE >> self.chunks.halvings("evaluation")
+        shared_by = -(-len(layout.counts) // len(layout.models))
+        return max(1, min(EVALUATED_PER_CLIENT * shared_by, at_once // len(layout.models)))
 
     def _descent(
         self,
@@ -209,31 +244,41 @@ class BatchedExecutor(requests.BaseExecutor):
         lookup: Lookup | None,
         lr: float | None,
         columns: slice,
+        summed: slice,
         penalty: requests.Penalty | None,
         references: int,
         optimizer: Optimizer | None,
     ) -> Advance:
         """One step of SGD, or of an optimizer. lr: None if the rate is among the step's arguments."""
+        sums = [e.name for e in self.flat.within(summed)]
 
         def advance(state: Named, given: requests.StepArguments, inputs: Inputs) -> None:
             w, b, over = state[MODELS], state[BUFFERS], inputs.over
             mine = dict(given)
             rate: Any = mine.pop(RATE, lr)
             compared = [mine.pop(REFERENCE.format(i)) for i in range(references)]
-            grads, loss, after = gradients(w, b, inputs.index, compared, inputs.weights)
+            grads, loss, after = gradients(w, b, inputs.index, compared, inputs.weights, inputs.each)
             if penalty is not None:
                 correction, value = penalty(w, **requests.unwrap(mine))
                 loss = loss + value
             _keep(b, after, over)
             state[LOSS].add_(_of(over, loss))
+            sum_so_far = w[:, summed] + torch.cat([grads[name].reshape(len(w), -1) for name in sums], dim=1) if sums else None
             if optimizer is not None:
                 g = torch.cat([grads[e.name].reshape(len(w), -1) for e in self.flat.within(columns)], dim=1)
                 g = g if penalty is None else g.add_(correction[..., columns])
                 moved, moments = optimizer.step(w[:, columns], g, rate, state)
                 for kept, value in ((w[:, columns], moved), *((state[name], value) for name, value in moments.items())):
                     _keep(kept, value, over)
-                return
-            views = self.flat.views(w, columns)
+            else:
+                descend(w, grads, rate, inputs)
+                if penalty is not None:
+                    _subtract(w[..., columns], correction[..., columns], rate, over)
+            if sum_so_far is not None:
+                _keep(w[:, summed], sum_so_far, over)
+
+        def descend(w: Tensor, grads: Named, rate: Any, inputs: Inputs) -> None:
+            views, over = self.flat.views(w, columns), inputs.over
             if lookup is not None:
                 tokens, _ = self.samples.batch(inputs.index)
                 lookup.descend(views.pop(lookup.name), tokens, grads.pop(lookup.name), rate, over)
@@ -244,8 +289,6 @@ class BatchedExecutor(requests.BaseExecutor):
                 for run in side_by_side(e for e in self.flat.within(columns) if e.name in grads):
                     together = torch.cat([grads[e.name].reshape(len(w), -1) for e in run], dim=1)
                     _subtract(w[:, run[0].start : run[-1].stop], together.masked_fill_(over[:, None], 0), rate, None)
-            if penalty is not None:
-                _subtract(w[..., columns], correction[..., columns], rate, over)
 
         return advance
 

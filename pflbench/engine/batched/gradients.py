@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -25,10 +25,10 @@ IMAGES = 4  # dimensions of a batch of images, and of the kernels for them
 Gradient = Callable[..., tuple[Named, Tensor, Tensor]]
 
 
-def _called(function: Callable[[nn.Module, Tensor], Any], module: nn.Module, named: Named, x: Tensor) -> Any:
+def _called(function: Callable[..., Any], module: nn.Module, named: Named, x: Tensor, **further: Tensor) -> Any:
     """A function of a module and an input, with these parameters and buffers in the module."""
     with _reparametrize_module(module, named, tie_weights=True):
-        return function(module, x)
+        return function(module, x, **further)
 
 
 class _LookedUp(nn.Module):
@@ -117,8 +117,9 @@ class Gradients:
         return self._lookup if self._lookup and self._lookup.name in trained else None
 
     def make(self, columns: slice = ALL, objective: Objective | None = None, lookup: Lookup | None = None) -> Gradient:
-        """(rows [c, P], buffers [c, B], index [c, b], references, weights) -> gradients by name, losses [c], new buffers [c, B].
+        """A function that gives gradients by name, losses [c] and new buffers [c, B].
 
+        Its arguments: rows [c, P], buffers [c, B], index [c, b], references, weights, arguments of the step [c, ...].
         weights: each sample's share of the mean loss, [c, b]; None: equal shares, which a method's own objective requires.
         lookup: the gradient of its parameter is that of the looked-up vectors.
         """
@@ -133,17 +134,24 @@ class Gradients:
             y: Tensor,
             references: tuple[Named, ...],
             weights: Tensor | None,
+            per_step: Mapping[str, Tensor],
         ) -> tuple[Tensor, Named]:
             named = {**params, **constants, **buffered}
             if objective is not None:
                 # References come first: the trained module changes its buffers.
-                compared = [_called(output, module, r | {k: v.clone() for k, v in buffered.items()}, x) for r in references]
-                return objective(self.loss, y, _called(output, module, named, x), *compared), buffered
+                frozen = [r | {k: v.clone() for k, v in buffered.items()} for r in references]
+                compared = [_called(output, module, reference, x, **per_step) for reference in frozen]
+                return objective(self.loss, y, _called(output, module, named, x, **per_step), *compared), buffered
             logits = functional_call(module, named, (x,))
             return self.loss(logits, y) if weights is None else (self.each(logits, y) * weights).sum(), buffered
 
         def gradients(
-            w: Tensor, b: Tensor, index: Tensor, references: Sequence[Tensor] = (), weights: Tensor | None = None
+            w: Tensor,
+            b: Tensor,
+            index: Tensor,
+            references: Sequence[Tensor] = (),
+            weights: Tensor | None = None,
+            per_step: Mapping[str, Tensor] = {},
         ) -> tuple[Named, Tensor, Tensor]:
             module.train()
             track_statistics(module, True)
@@ -155,38 +163,38 @@ class Gradients:
             params = {k: v for k, v in views.items() if k in trained}
             constants = {k: v for k, v in views.items() if k not in trained}
             compared = tuple(self.flat.views(r) for r in references)
-            over = (0, 0, 0, 0, 0, 0, None if weights is None else 0)
+            over = (0, 0, 0, 0, 0, 0, None if weights is None else 0, 0)
             per_client = vmap(grad_and_value(loss_of, has_aux=True), in_dims=over)
-            grads, (loss, after) = per_client(params, constants, self._own_buffers(b), x, y, compared, weights)
+            grads, (loss, after) = per_client(params, constants, self._own_buffers(b), x, y, compared, weights, per_step)
             buffers = [after[entry.name].reshape(len(b), -1).to(b.dtype) for entry in self.flat.buffers]
             return grads, loss, torch.cat(buffers, dim=1) if buffers else b
 
         return gradients
 
-    def features(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """(rows [c, P], buffers [c, B], index [c, b]) -> inputs of the head in training mode, [c, b, ...]."""
+    def features(self, training: bool = True) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """(rows [c, P], buffers [c, B], index [c, b]) -> inputs of the head in training or evaluation mode, [c, b, ...]."""
 
         def of_client(params: Named, buffered: Named, x: Tensor) -> Tensor:
-            out: Tensor = _called(lambda module, x: module.features(x), self.module, params | buffered, x)  # type: ignore[operator]
+            out: Tensor = _called(lambda module, x: module.features(x), self.module, params | buffered, x)
             return out
 
         def features(w: Tensor, b: Tensor, index: Tensor) -> Tensor:
-            self.module.train()
+            self.module.train(training)
             track_statistics(self.module, False)
             out: Tensor = vmap(of_client)(self.flat.views(w), self._own_buffers(b), self.batch(index)[0])
             return out
 
         return features
 
-    def logits(self, params: Named, buffered: Named, x: Tensor) -> Tensor:
+    def logits(self, params: Named, buffered: Named, *inputs: Tensor) -> Tensor:
         """Logits of clients' models [c, ...] for inputs [c, b, ...], in evaluation mode."""
         self.module.eval()
 
-        def of_client(params: Named, buffered: Named, x: Tensor) -> Tensor:
-            out: Tensor = functional_call(self.module, (params, buffered), (x,))
+        def of_client(params: Named, buffered: Named, *inputs: Tensor) -> Tensor:
+            out: Tensor = functional_call(self.module, (params, buffered), inputs)
             return out
 
-        logits: Tensor = vmap(of_client)(params, buffered, x)
+        logits: Tensor = vmap(of_client)(params, buffered, *inputs)
         return logits
 
     def each(self, logits: Tensor, y: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,6 +99,13 @@ class Layout:
         """Ranges of columns, and the number of rows that have samples there."""
         for start in range(0, self.samples.shape[1], width):
             yield int((self.lengths > start).sum()), slice(start, start + width)
+
+    def by_sample(self, rows: Sequence[Tensor]) -> Tensor:
+        """Each client's values for its samples, [samples, ...], at the places of the samples: [M, longest, ...]."""
+        out = rows[0].new_zeros(self.samples.size, *rows[0].shape[1:])
+        for begin, own in zip(self.begins.tolist(), rows, strict=True):
+            out[begin : begin + len(own)] = own
+        return out.view(*self.samples.shape, *out.shape[1:])
 
     def by_client(self, *values: Tensor) -> list[Tensor]:
         """Sums over each client's samples, [C], of values for every sample, [M, longest]."""

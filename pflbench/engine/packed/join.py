@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import Field, fields, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map
 
 from pflbench.engine.batches import Plan
-from pflbench.engine.requests import GIVEN, PER_CLIENT, PER_STEP, R, Request, Shared, function_key
+from pflbench.engine.requests import GIVEN, PER_CLIENT, PER_SAMPLE, PER_STEP, R, Request, Shared, function_key
 
 
 def joinable(a: Request[Any], b: Request[Any]) -> bool:
@@ -55,6 +56,8 @@ def _alike(f: Field[Any], a: Any, b: Any) -> bool:
     if f.metadata in (PER_CLIENT, PER_STEP):
         own = 1 if f.metadata == PER_CLIENT else 2  # clients may have different numbers of steps
         return bool(_shapes(a, own) == _shapes(b, own))
+    if f.metadata == PER_SAMPLE:
+        return bool(a) == bool(b)
     return same(a, b)
 
 
@@ -79,6 +82,8 @@ def _one(f: Field[Any], values: Sequence[Any], counts: Sequence[int]) -> Any:
         return {key: _given([value[key] for value in values], counts) for key in values[0]}
     if f.metadata == PER_STEP:  # filled up to the largest number of steps; no client makes those that are added
         return {key: pad_sequence([row for value in values for row in value[key]], batch_first=True) for key in values[0]}
+    if f.metadata == PER_SAMPLE:
+        return tuple(chain(*values))
     if f.metadata == PER_CLIENT:
         return tree_map(lambda *rows: None if rows[0] is None else torch.cat(rows), *values)
     return values[0]

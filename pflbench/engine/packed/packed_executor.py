@@ -19,7 +19,6 @@ from greenlet import getcurrent, greenlet
 
 from pflbench import interrupts
 from pflbench.engine import devices
-from pflbench.engine.memory import Shortage
 from pflbench.engine.packed.join import joinable, joined, split
 from pflbench.engine.requests import Executor, HeadOnFeatures, R, Request, Scan
 
@@ -107,6 +106,7 @@ class PackedExecutor(Executor):
     def __init__(self, pack: Pack, run: _Run, inner: Executor, first: int = 0, users: set[_Run] | None = None) -> None:
         self.name = inner.name
         self.device = inner.device
+        self.chunks = inner.chunks
         self._pack, self._run, self._inner, self._first, self._users = pack, run, inner, first, users
 
     def do(self, request: Request[R]) -> R:
@@ -133,12 +133,6 @@ class PackedExecutor(Executor):
         """pack: its number of runs, this run's requests, and how many of them were computed for it alone."""
         pack = {"runs": len(self._pack.executors), "calls": self._run.calls, "apart": self._run.apart}
         return {**self._pack.inner.record(), "pack": pack}
-
-    def shortages(self) -> Sequence[Shortage]:
-        return self._pack.inner.shortages()
-
-    def remember(self, shortages: Sequence[Shortage]) -> None:
-        self._pack.inner.remember(shortages)
 
 
 @dataclass(frozen=True)

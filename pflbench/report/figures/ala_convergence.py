@@ -6,8 +6,7 @@ hardly move in the rounds thereafter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -16,42 +15,31 @@ from sqlalchemy import Engine
 from pflbench.errors import UserError
 from pflbench.report import render, style, web
 from pflbench.report.looks import MARKERS, Look
-from pflbench.report.selection import Filters, Observed, cut, observed_titles, one_per_line, spread, with_arrays
-from pflbench.report.traces import Axis, Panel, Trace, lettered, of_losses
+from pflbench.report.selection import Filters, Observed, cut, first_seeds, observed_titles, spread
+from pflbench.report.traces import Axis, Panel, Trace, lettered, of_all, of_losses
 from pflbench.report.web import Interactive
 from pflbench.store import arrays
 from pflbench.store.arrays import Floats
 
+ARRAYS = ("ala_epoch_losses",)
 COMMAND = "pflbench run -m fedala --set fedala.min_epochs=6 --save-artifacts-every 1"
 CLIENT = 8
 ROUNDS = 6
 
 
-@dataclass(frozen=True)
-class Learning:
-    """losses[t]: the client's mean loss of each epoch of weight learning at the beginning of round t."""
-
-    of: Observed
-    client: int
-    losses: dict[int, Floats]
-
-
 def plot(engine: Engine, filters: Filters = Filters(), *, client: int = CLIENT) -> style.Drawing:
     """Shows the first seed. Raises UserError if no run has stored its losses, or none has this client."""
-    found = filters.select(engine)
-    seen, notes = cut(one_per_line(with_arrays(engine, found, ["ala_epoch_losses"], COMMAND)), filters)
-    learned = [made for one in seen if (made := learning(engine, one, client)).losses]
+    seen, notes = cut(*first_seeds(engine, filters, ARRAYS, COMMAND), filters)
+    learned = [(one, losses) for one in seen if (losses := losses_by_round(engine, one, client))]
     if not learned:
-        fewest = min(one.setting.spec["partition"]["clients"] for one in seen)
         raise UserError(
             f"Client {client} learned no weights in the rounds that were kept.",
-            f"Clients are numbered from 0, here to {fewest - 1}: choose one with --client.",
+            f"Clients are numbered from 0, here to {min(map(_clients, seen)) - 1}: choose one with --client.",
         )
-    drawn = looks_of(t for one in learned for t in one.losses)
-    panels = [panel(one, drawn, "Local loss") for one in learned]
-    titles = observed_titles([one.of for one in learned])
-    order = [f"round {t}" for t in drawn]
-    return render.drawing(panels, titles, caption(learned), (*found.notes, *notes), order=order)
+    drawn = looks_of(t for _, losses in learned for t in losses)
+    panels = of_all([panel(one, losses, drawn, "Local loss") for one, losses in learned])
+    titles = observed_titles([one for one, _ in learned])
+    return render.drawing(panels, titles, caption(client, panels), notes, order=[f"round {t}" for t in drawn])
 
 
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
@@ -59,38 +47,42 @@ def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Inte
 
     Raises UserError where no run kept its losses.
     """
-    found = filters.select(engine)
-    seen = one_per_line(with_arrays(engine, found, ["ala_epoch_losses"], COMMAND))
-    learned, left_out = web.possible(seen[:most], partial(_first_that_learned, engine))
-    made = [(one, panel(one, looks_of(one.losses, *web.SHADES), f"Loss of client {one.client}")) for one in learned]
-    return [web.figure("ala-convergence", panel, caption([one]), (*found.notes, *left_out)) for one, panel in made]
+    seen, notes = first_seeds(engine, filters, ARRAYS, COMMAND)
+    made, left_out = web.possible(seen[:most], partial(_first_that_learned, engine))
+    return [web.figure("ala-convergence", panel, caption(client, [panel]), (*notes, *left_out)) for client, panel in made]
 
 
-def caption(learned: Sequence[Learning]) -> str:
-    """All panels show the same client."""
+def caption(client: int, panels: Sequence[Panel]) -> str:
     return (
-        f"Loss of client {learned[0].client} over the epochs of weight learning in ALA, by round; mean over the mini-batches of "
-        f"an epoch, each before its step: {lettered([one.of.title for one in learned])}. In the first round shown with more "
+        f"Loss of client {client} over the epochs of weight learning in ALA, by round; mean over the mini-batches of "
+        f"an epoch, each before its step: {lettered([panel.title for panel in panels])}. In the first round shown with more "
         "epochs the weights are learned until they converge (initial stage)."
     )
 
 
-def learning(engine: Engine, of: Observed, client: int) -> Learning:
-    """All of the first rounds, and later ones evenly spaced. Without losses a client learned no weights."""
+def losses_by_round(engine: Engine, of: Observed, client: int) -> dict[int, Floats]:
+    """The client's mean loss of each epoch of weight learning, by the round that it begins; empty if it learned no weights.
+
+    All of the first rounds, and later ones evenly spaced.
+    """
     losses = {}
-    if client < of.setting.spec["partition"]["clients"]:
+    if client < _clients(of):
         rows = sorted({*of.rounds[:2], *spread(of.rounds, ROUNDS - 1)})
         for t, array in arrays.read(engine, of.run.id, of.name, rows).items():
             mine = array[client]
             if len(mine := mine[~np.isnan(mine)]):
                 losses[t + 1] = mine.astype(np.float64)
-    return Learning(of, client, losses)
+    return losses
 
 
-def _first_that_learned(engine: Engine, of: Observed) -> Learning:
-    for client in (CLIENT, *range(of.setting.spec["partition"]["clients"])):
-        if (made := learning(engine, of, client)).losses:
-            return made
+def _clients(of: Observed) -> int:
+    return int(of.setting.spec["partition"]["clients"])
+
+
+def _first_that_learned(engine: Engine, of: Observed) -> tuple[int, Panel]:
+    for client in (CLIENT, *range(_clients(of))):
+        if losses := losses_by_round(engine, of, client):
+            return client, panel(of, losses, looks_of(losses, *web.SHADES), f"Loss of client {client}")
     raise UserError(f"No client of run {of.run.id} learned weights in the rounds that were kept.")
 
 
@@ -100,8 +92,7 @@ def looks_of(rounds: Iterable[int], *part: float) -> dict[int, Look]:
     return {t: Look(shade, MARKERS[k % len(MARKERS)], 0, 0) for k, (t, shade) in enumerate(shades.items())}
 
 
-def panel(learned: Learning, drawn: dict[int, Look], y: str) -> Panel:
-    of = learned.of
+def panel(of: Observed, by_round: Mapping[int, Floats], drawn: Mapping[int, Look], y: str) -> Panel:
     lines = [
         Trace(
             np.arange(1, len(losses) + 1),
@@ -111,7 +102,7 @@ def panel(learned: Learning, drawn: dict[int, Look], y: str) -> Panel:
             every=(0, max(1, len(losses) // 10)),
             hover=f"epoch %{{x}}<br>loss %{{y:.4f}}<br>run {of.run.id}",
         )
-        for t, losses in learned.losses.items()
+        for t, losses in by_round.items()
     ]
-    up = of_losses(y, [loss for losses in learned.losses.values() for loss in losses.tolist()])
+    up = of_losses(y, np.concatenate(list(by_round.values())).tolist())
     return Panel(of.title, Axis("Weight-learning epoch", whole=True), up, lines, (of.run.id,), (of.setting,))

@@ -13,13 +13,14 @@ from pflbench.errors import UserError
 from pflbench.models import MODELS
 from pflbench.report import render, style, web
 from pflbench.report.looks import Look
-from pflbench.report.selection import Filters, Observed, cut, observed_titles, one_per_line, spread, with_arrays
+from pflbench.report.selection import Filters, Observed, cut, first_seeds, observed_titles, spread
 from pflbench.report.style import COLUMN, PAGE
 from pflbench.report.traces import Axis, Panel, Trace, lettered
 from pflbench.report.web import Interactive
 from pflbench.store import arrays
 from pflbench.store.arrays import Floats
 
+ARRAYS = ("ala_blocks",)
 COMMAND = "pflbench run -m fedala --save-artifacts-every 10"
 ROUNDS = 5
 BINS = 20
@@ -38,8 +39,7 @@ class Layer:
 
 def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
     """A panel per run and layer, a line for up to five rounds, of the first seed. Raises UserError without stored weights."""
-    found = filters.select(engine)
-    seen, notes = cut(one_per_line(with_arrays(engine, found, ["ala_blocks"], COMMAND)), filters)
+    seen, notes = cut(*first_seeds(engine, filters, ARRAYS, COMMAND), filters)
     drawn = [layer for one in seen for layer in layers(engine, one)]
     shades = style.shades(t for layer in drawn for t in layer.shares)
     titles = [layer.name for layer in drawn]
@@ -50,7 +50,7 @@ def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
         [panel(layer, shades) for layer in drawn],
         titles,
         f"{caption(seen)}{named}",
-        (*found.notes, *notes),
+        notes,
         height=1.4,
         width=COLUMN if len(drawn) <= 2 else PAGE,
         order=[f"round {t}" for t in shades],
@@ -59,13 +59,10 @@ def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
 
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """A figure for each run and layer, of the first seed. Raises UserError without stored weights."""
-    found = filters.select(engine)
-    seen = one_per_line(with_arrays(engine, found, ["ala_blocks"], COMMAND))
+    seen, notes = first_seeds(engine, filters, ARRAYS, COMMAND)
     made, left_out = web.possible(seen[:most], partial(layers, engine))
     return [
-        web.figure(
-            "ala-weights", panel(layer, style.shades(layer.shares, *web.SHADES)), caption([layer.of]), (*found.notes, *left_out)
-        )
+        web.figure("ala-weights", panel(layer, style.shades(layer.shares, *web.SHADES)), caption([layer.of]), (*notes, *left_out))
         for of_run in made
         for layer in of_run
     ]
@@ -85,17 +82,17 @@ def layers(engine: Engine, of: Observed) -> list[Layer]:
     spans = arrays.read(engine, of.run.id, "ala_blocks", rows[:1])[rows[0]]
     if not weights:
         raise UserError(f"Run {of.run.id} kept no ala_weights.", f"Make one that does: {COMMAND}.")
-    return [
-        # Row t holds what was seen when the clients were initialised for round t + 1.
-        Layer(of, _name(of, int(block)), {t + 1: _shares(array[:, start:stop]) for t, array in weights.items()})
-        for block, start, stop in spans
-    ]
-
-
-def _name(of: Observed, block: int) -> str:
     model = MODELS.get(of.setting.spec["model"])
     names = model.blocks if model else ()
-    return names[block] if block < len(names) else f"block {block + 1} from the top"
+    return [
+        # Row t holds what was seen when the clients were initialised for round t + 1.
+        Layer(
+            of,
+            names[block] if block < len(names) else f"block {block + 1} from the top",
+            {t + 1: _shares(array[:, start:stop]) for t, array in weights.items()},
+        )
+        for block, start, stop in spans
+    ]
 
 
 def _shares(weights: Floats) -> Floats:

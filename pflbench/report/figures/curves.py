@@ -12,12 +12,13 @@ from sqlalchemy import Engine
 from pflbench.errors import UserError, unknown
 from pflbench.report import labels, render, style, web
 from pflbench.report import references as pfllib
-from pflbench.report.arrangement import Arranged, Row, SharedSetting, busiest, titles
+from pflbench.report.arrangement import OTHERS, Arranged, Row, SharedSetting, best_in_colour, busiest, titles
+from pflbench.report.looks import OTHER
 from pflbench.report.references import ReferenceLine
-from pflbench.report.selection import Filters
+from pflbench.report.selection import Filters, measured
 from pflbench.report.traces import Axis, Panel, Trace, lettered, not_drawn, of_runs
 from pflbench.report.web import Interactive
-from pflbench.store import rounds
+from pflbench.store import measures, rounds
 from pflbench.store.rounds import Curve
 
 X = Literal["round", "seconds"]
@@ -31,33 +32,42 @@ MARKERS = 6  # to a line
 
 
 def plot(
-    engine: Engine, filters: Filters = Filters(), *, x: X = "round", band: Band = "minmax", references: bool = False
+    engine: Engine,
+    filters: Filters = Filters(),
+    *,
+    x: X = "round",
+    band: Band = "minmax",
+    references: bool = False,
+    metric: str | None = None,
 ) -> style.Drawing:
     """The curves of the settings chosen by dataset or partition, else of the four settings with the most runs.
 
-    references: with PFLlib's series on the same datasets. Raises UserError for unknown names, when there are no runs, and
-    when there are no such series.
+    references: with PFLlib's series on the same datasets. metric: one of `measures.COLUMNS` instead of accuracy. Raises UserError
+    for unknown names, when there are no runs, and when there are no such series or measures.
     """
     for kind, name, valid in (("x axis", x, XS), ("band", band, BANDS)):
         if name not in valid:
             raise unknown(kind, name, valid)
     if references and x != "round":
         raise UserError("Reference series have no times.", "Draw them over rounds: --x round.")
-    found = filters.select(engine)
+    if metric and (references or x != "round"):
+        raise UserError("--metric excludes --references and --x seconds.", "Leave one of them out.")
+    found = filters.select(engine) if metric is None else measured(engine, filters, metric)
     chosen = busiest(found, style.PANELS_CHOSEN if filters.datasets or filters.partitions else style.PANELS_UNASKED)
+    found, colours = best_in_colour(found, chosen, filters.methods)
     shown = [found.settings[j] for j in chosen]
     known = pfllib.lines(engine, {_dataset(one) for one in shown}, filters.methods) if references else {}
-    drawn = [panel(engine, found, j, x, band, known.get(_dataset(found.settings[j]), ())) for j in chosen]
+    drawn = [panel(engine, found, j, x, band, known.get(_dataset(found.settings[j]), ()), metric=metric) for j in chosen]
     dashed = [line for dataset in dict.fromkeys(map(_dataset, shown)) for line in known.get(dataset, ())]
     columns = 1 if len(drawn) == 1 else 2 if len(drawn) in (2, 4) else 3
     return render.drawing(
         drawn,
         titles(shown),
-        f"{caption(found, chosen, x, band)}{' ' if dashed else ''}{pfllib.caption(dashed) if dashed else ''}",
+        f"{caption(found, chosen, x, band, metric)}{colours}{' ' if dashed else ''}{pfllib.caption(dashed) if dashed else ''}",
         (*found.notes, *not_drawn(found, len(drawn))),
         columns=columns,
         height=1.75 if columns < 3 else 1.4,
-        order=[row.label for row in found.rows],
+        order=[row.label for row in found.rows if row.label != OTHERS],
     )
 
 
@@ -83,20 +93,26 @@ def panel(
     references: Sequence[ReferenceLine] = (),
     *,
     seconds: bool = False,
+    metric: str | None = None,
 ) -> Panel:
     """The curves of a setting. seconds: show the times on hover, too, if the x axis has rounds."""
-    cells = {i: [run.id for run in runs] for (i, j), runs in sorted(found.cells.items()) if j == column}
-    ids = [run for runs in cells.values() for run in runs]
-    curves = rounds.curves(engine, ids, points=POINTS, seconds=seconds or x == "seconds")
+    cells = found.column(column)
+    ids = [run.id for _, cell in cells for run in cell]
     setting = found.settings[column]
+    if metric is None:
+        curves = rounds.curves(engine, ids, points=POINTS, seconds=seconds or x == "seconds")
+    else:
+        curves = measures.curves(engine, ids, metric)
     if x == "seconds" and not any(curve.seconds is not None and curve.seconds[-1] > 0 for curve in curves.values()):
         raise UserError(f"The runs of {setting.title} have no recorded times.", "Draw them over rounds: --x round.")
-    drawn = [(found.rows[i], {run: curves[run] for run in runs if run in curves}) for i, runs in cells.items()]
-    lines = [_line(row, own, x, band, k / len(drawn)) for k, (row, own) in enumerate(drawn)]
+    lines = [
+        _line(row, {run.id: curves[run.id] for run in cell if run.id in curves}, x, band, k / len(cells))
+        for k, (row, cell) in enumerate(cells)
+    ]
     last = max((line.x[-1] for line in lines if len(line.x)), default=0)
     others = [line.until(last).trace for line in references]
     across = Axis(XS[x], whole=x == "round")
-    return Panel(setting.title, across, Axis("Test accuracy (%)"), [*lines, *others], tuple(ids), (setting,))
+    return Panel(setting.title, across, Axis(f"Test {_measured(metric)} (%)"), [*lines, *others], tuple(ids), (setting,))
 
 
 def _line(row: Row, curves: dict[int, Curve], x: X, band: Band, offset: float) -> Trace:
@@ -125,6 +141,7 @@ def _line(row: Row, curves: dict[int, Curve], x: X, band: Band, offset: float) -
         mean,
         row.look,
         row.label,
+        draws="lines" if row.look == OTHER else "lines+markers",
         low=low if several else None,
         high=high if several else None,
         every=(int(offset * step), step),
@@ -133,9 +150,14 @@ def _line(row: Row, curves: dict[int, Curve], x: X, band: Band, offset: float) -
     )
 
 
-def caption(found: Arranged, columns: Sequence[int], x: X, band: Band) -> str:
+def _measured(metric: str | None) -> str:
+    return "accuracy" if metric is None else measures.TITLES[metric] if metric == "auc" else measures.TITLES[metric].lower()
+
+
+def caption(found: Arranged, columns: Sequence[int], x: X, band: Band, metric: str | None = None) -> str:
     counts = {len(cell) for (_, j), cell in found.cells.items() if j in columns}
     over = "training rounds" if x == "round" else "training time, evaluation excluded"
     shaded = f" Lines: mean; bands: {BANDS[band]} over the runs." if max(counts) > 1 else ""
     settings = lettered([found.settings[j].title for j in columns])
-    return f"Test accuracy, pooled over clients, over {over}: {settings}. {labels.between(counts, 'run')} per method.{shaded}"
+    runs = f"{labels.between(counts, 'run')} per method.{shaded}"
+    return f"Test {_measured(metric)}, pooled over clients, over {over}: {settings}. {runs}"

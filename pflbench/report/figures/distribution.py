@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 # The largest circle of a panel, in the room for one client or one class, whichever is less: larger ones hide their neighbours.
 DIAMETER = 1.15
 LEAST = 5.0  # points: smaller ones are hard to see, and where there are so many most are far smaller than the largest
+ALPHA = 0.75
 MANY = 30  # clients or classes, that take a page's width
 WIDTH, HEIGHTS, AXIS, LARGEST = 640, (400, 760), 70, 60  # of an interactive figure, in pixels; many classes have little room
 
@@ -44,7 +47,7 @@ def drawing(chosen: Sequence[PartitionRecord], most: int = style.PANELS_CHOSEN) 
         chosen = chosen[:most]
     many = max(max(partition.train.shape) for partition in chosen) > MANY
     made = render.drawing(
-        [_panel(partition, f"Client (largest circle: {_counts(partition).max():,} samples)") for partition in chosen],
+        [replace(_panel(partition), draw=partial(_legend, partition)) for partition in chosen],
         [_title(partition) for partition in chosen],
         caption(chosen),
         notes,
@@ -66,22 +69,20 @@ def choose(engine: Engine, filters: Filters) -> list[PartitionRecord]:
             "There are no partitions in this database yet.",
             "A run stores its partition: pflbench run -m fedavg -d digits",
         )
+    datasets = {p.dataset for p in there}
     if filters.datasets:
-        names = {p.dataset: {name.casefold() for name in labels.names(p.dataset)} for p in there}
-        wanted = {d.casefold() for d in filters.datasets}
-        there = [p for p in there if names[p.dataset] & wanted]
-        if not there:
-            raise UserError(
-                f"No partition of {', '.join(filters.datasets)} in this database.",
-                f"There are partitions of: {', '.join(sorted(names))}.",
-            )
-    if not filters.partitions:
-        return there
+        wanted = {name.casefold() for name in filters.datasets}
+        there = [p for p in there if wanted & {name.casefold() for name in labels.names(p.dataset)}]
+    if not there:
+        raise UserError(
+            f"No partition of {', '.join(filters.datasets)} in this database.",
+            f"There are partitions of: {', '.join(sorted(datasets))}.",
+        )
     found: dict[str, PartitionRecord] = {}
     for text in filters.partitions:
         labelled = [p for p in there if p.label.casefold() == text.casefold()]
         found |= {p.hash: p for p in labelled or [find(engine, text)]}
-    return list(found.values())
+    return list(found.values()) if filters.partitions else there
 
 
 def _counts(partition: PartitionRecord) -> Any:
@@ -92,10 +93,34 @@ def _title(partition: PartitionRecord) -> str:
     return f"{labels.label_title(partition.dataset)}, {partition.label}, {len(partition.train)} clients"
 
 
-def _panel(partition: PartitionRecord, x: str) -> Panel:
+def _panel(partition: PartitionRecord) -> Panel:
     clients, classes = partition.train.shape
-    across, up = (Axis(name, whole=True, limits=(-0.8, places - 0.2)) for name, places in ((x, clients), ("Class", classes)))
+    across, up = (
+        Axis(name, whole=True, limits=(-0.8, places - 0.2)) for name, places in (("Client", clients), ("Class", classes))
+    )
     return Panel(f"{_title(partition)} ({partition.hash[:8]})", across, up, height=HEIGHTS[classes > MANY])
+
+
+def _legend(partition: PartitionRecord, ax: Axes) -> None:
+    """The sizes of circles below the panel; `_circles` makes them as large as those in it."""
+    from matplotlib.lines import Line2D
+    from matplotlib.transforms import ScaledTranslation
+
+    shown = _shown(partition)
+    look: dict[str, Any] = {"marker": "o", "linestyle": "", "color": COLOURS[0], "alpha": ALPHA, "markeredgewidth": 0}
+    handles = [Line2D([], [], label=f"{samples:,}", **look) for samples in shown]
+    handles[-1].set_label(labels.counted(shown[-1], "sample"))
+    below = ax.transAxes + ScaledTranslation(0, -0.4 * style.scale(), ax.figure.dpi_scale_trans)
+    place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below, "ncols": len(shown)}
+    ax.legend(handles=handles, **place, borderpad=0.6, borderaxespad=0, handlelength=2.4, handletextpad=0.5)
+
+
+def _shown(partition: PartitionRecord) -> list[int]:
+    """Samples for the legend: the largest number, and round ones with circles of about half and a quarter of its diameter."""
+    largest = int(_counts(partition).max())
+    round_numbers = [step * 10**power for power in range(len(str(largest))) for step in (1, 2, 5)]
+    smaller = {max(number for number in round_numbers if number <= part) for part in (largest // 16, largest // 3) if part}
+    return [*sorted(smaller), largest]
 
 
 def _circles(ax: Axes, partition: PartitionRecord) -> None:
@@ -111,7 +136,10 @@ def _circles(ax: Axes, partition: PartitionRecord) -> None:
         share = widest / 2 / (points * pixels)
         beside = max(0.6, share * (places - 1) / (1 - 2 * share) + 0.1)
         ax.set(**{name: (-beside, places - 1 + beside)})
-    ax.scatter(client, label, s=widest**2 * counts[client, label] / counts.max(), color=COLOURS[0], alpha=0.75, linewidths=0)
+    ax.scatter(client, label, s=widest**2 * counts[client, label] / counts.max(), color=COLOURS[0], alpha=ALPHA, linewidths=0)
+    legend: Any = ax.get_legend()
+    for handle, samples in zip(legend.legend_handles, _shown(partition), strict=True):
+        handle.set_markersize(widest * np.sqrt(samples / counts.max()))
 
 
 def diameter(width: float, height: float, places: tuple[int, ...]) -> float:
@@ -131,7 +159,7 @@ def caption(chosen: Sequence[PartitionRecord]) -> str:
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """All stored partitions; filters for methods and status are ignored. Raises UserError if there are none."""
     return [
-        web.figure("distribution", _panel(partition, "Client"), caption([partition]), data=[_trace(partition)])
+        web.figure("distribution", _panel(partition), caption([partition]), data=[_trace(partition)])
         for partition in choose(engine, filters)[:most]
     ]
 
@@ -149,7 +177,7 @@ def _trace(partition: PartitionRecord) -> Json:
         "y": label.tolist(),
         "marker": {
             "color": COLOURS[0],
-            "opacity": 0.75,
+            "opacity": ALPHA,
             "size": web.numbers(largest * np.sqrt(held / held.max())),
             "line": {"width": 0},
         },

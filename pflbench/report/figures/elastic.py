@@ -6,14 +6,14 @@ The figure of its poster compares them over these three, but neither its setting
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from sqlalchemy import Engine
 
 from pflbench.errors import NothingYet
 from pflbench.report import labels, parameter_curve, style, web
 from pflbench.report.arrangement import Arranged
-from pflbench.report.parameter_curve import Measure, Sweep
+from pflbench.report.parameter_curve import Measure, Parameter, Sweep
 from pflbench.report.selection import Filters
 from pflbench.report.traces import lettered
 from pflbench.report.web import Interactive
@@ -24,39 +24,33 @@ METHOD, BASELINE = "elastic", "fedavg"
 COMMAND = "pflbench run -m fedavg -m elastic --local-epochs 1, and again with --local-epochs 5"
 
 
-@dataclass(frozen=True)
-class Varied:
-    """The varied value of a panel. key: in a run's specification; label: of the x axis."""
-
-    title: str
-    key: str
-    label: str
-
-
 # A setting has one of the first two: its partition is pathological or by a Dirichlet draw.
 VARIED = (
-    Varied("Partition", "partition.classes_per_client", "Classes per client"),
-    Varied("Partition", "partition.beta", "β"),
-    Varied("Participation", "train.join_ratio", "Join ratio"),
-    Varied("Local epochs", "train.local_epochs", "Local epochs"),
+    Parameter("partition.classes_per_client", "Classes per client", "Partition"),
+    Parameter("partition.beta", "β", "Partition"),
+    Parameter("train.join_ratio", "Join ratio", "Participation"),
+    Parameter("train.local_epochs", "Local epochs", "Local epochs"),
 )
-
-
-@dataclass(frozen=True)
-class VariedPanel:
-    varied: Varied
-    sweep: Sweep
 
 
 def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
     """A panel for each value that is varied around one setting. Raises UserError without two settings of Elastic Aggregation."""
     found = collected(engine, filters)
-    centre, drawn = around_one(found, panels(found))
-    missing = dict.fromkeys(one.title for one in VARIED if one.title not in {panel.varied.title for panel in drawn})
+    centre, drawn = around_one(found, varied(found))
+    titles = {one.parameter.title for one in drawn}
+    missing = dict.fromkeys(one.title for one in VARIED if one.title not in titles)
     notes = [f"No panel: {', '.join(missing)}. `pflbench reproduce plot:elastic` has all three."] if missing else []
-    x, titles, sweeps = zip(*((panel.varied.label, panel.varied.title, panel.sweep) for panel in drawn), strict=True)
-    said = caption(found, drawn, centre)
-    return parameter_curve.drawing(found, sweeps, [measure(engine, found)], said, x, titles, notes)
+    return parameter_curve.drawing(found, drawn, [measure(engine, found)], caption(found, drawn, centre), notes)
+
+
+def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
+    """A figure for each group of settings that differ only in one of the three. Raises UserError if there is none."""
+    found = collected(engine, filters)
+    accuracy = measure(engine, found)
+    return [
+        web.figure("elastic", parameter_curve.panel(found, one, accuracy), caption(found, [one], one.columns[0]), found.notes)
+        for one in varied(found)[:most]
+    ]
 
 
 def collected(engine: Engine, filters: Filters) -> Arranged:
@@ -69,13 +63,13 @@ def collected(engine: Engine, filters: Filters) -> Arranged:
     return filters.select(engine)
 
 
-def panels(found: Arranged) -> list[VariedPanel]:
-    """All figures of Elastic Aggregation, in any setting. Raises UserError if there are none."""
+def varied(found: Arranged) -> list[Sweep]:
+    """All sweeps of Elastic Aggregation, around any setting. Raises UserError if there are none."""
     made = [
-        VariedPanel(varied, one)
-        for varied in VARIED
-        for one in parameter_curve.every(found, varied.key)
-        if any(found.rows[i].method == METHOD for i in parameter_curve.rows(found, one))
+        sweep
+        for parameter in VARIED
+        for sweep in parameter_curve.sweeps(found, parameter)
+        if any(found.rows[i].method == METHOD for i in parameter_curve.rows(found, sweep))
     ]
     if not made:
         raise NothingYet(
@@ -85,23 +79,22 @@ def panels(found: Arranged) -> list[VariedPanel]:
     return made
 
 
-def around_one(found: Arranged, made: Sequence[VariedPanel]) -> tuple[int, list[VariedPanel]]:
-    """The setting with the most varied values, preferably with a central test set, and its panels."""
+def around_one(found: Arranged, made: Sequence[Sweep]) -> tuple[int, list[Sweep]]:
+    """The setting with the most varied values, preferably with a central test set, and its sweeps."""
 
-    def of(j: int) -> list[VariedPanel]:
-        return [panel for panel in made if j in panel.sweep.columns]
+    def of(j: int) -> list[Sweep]:
+        return [sweep for sweep in made if j in sweep.columns]
 
     def worth(j: int) -> tuple[int, bool, int, int]:
-        return len(of(j)), _central(found, j), sum(len(panel.sweep.columns) for panel in of(j)), -j
+        return len(of(j)), _central(found, j), sum(len(sweep.columns) for sweep in of(j)), -j
 
-    centre = max({j for panel in made for j in panel.sweep.columns}, key=worth)
+    centre = max({j for sweep in made for j in sweep.columns}, key=worth)
     return centre, of(centre)
 
 
 def measure(engine: Engine, found: Arranged) -> Measure:
     """A run's best accuracy on the central test set; without one, its best pooled accuracy."""
-    every = [run for cell in found.cells.values() for run in cell]
-    central = {run.id: run for run in by_series(engine, every, CENTRAL, RoundRule("best"))}
+    central = {run.id: run for run in by_series(engine, found.runs, CENTRAL, RoundRule("best"))}
 
     def best(run: Result) -> float | None:
         return parameter_curve.best(central.get(run.id, run))
@@ -109,29 +102,17 @@ def measure(engine: Engine, found: Arranged) -> Measure:
     return Measure("Test accuracy (%)", best)
 
 
-def caption(found: Arranged, drawn: Sequence[VariedPanel], centre: int) -> str:
+def caption(found: Arranged, drawn: Sequence[Sweep], centre: int) -> str:
     spec = labels.flat(found.settings[centre].spec)
-    over = lettered([panel.varied.label for panel in drawn])
-    kept = ", ".join(f"{panel.varied.label.lower()} {spec[panel.varied.key]:g}" for panel in drawn)
+    over = lettered([one.parameter.label for one in drawn])
+    kept = ", ".join(f"{one.parameter.label.lower()} {spec[one.parameter.key]:g}" for one in drawn)
     where = "of the global model on the central test set" if _central(found, centre) else "pooled over the clients' test data"
     return (
         f"Best accuracy {where} of {labels.dataset_title(found.settings[centre].spec)}, one thing varied at a time: {over}. "
-        f"What is not varied: {kept}. {parameter_curve.remarks(found, [panel.sweep for panel in drawn])} "
+        f"What is not varied: {kept}. {parameter_curve.remarks(found, drawn)} "
         "The poster of Elastic Aggregation prints neither settings nor values of its figure: these settings are chosen here."
     )
 
 
 def _central(found: Arranged, j: int) -> bool:
     return bool(found.settings[j].spec["partition"].get("central_test"))
-
-
-def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
-    """A figure for each group of settings that differ only in one of the three. Raises UserError if there is none."""
-    found = collected(engine, filters)
-    accuracy = measure(engine, found)
-    made = []
-    for one in panels(found)[:most]:
-        label = one.varied.label
-        drawn = parameter_curve.panel(found, one.sweep, accuracy, label, f" by {label.lower()}")
-        made.append(web.figure("elastic", drawn, caption(found, [one], one.sweep.columns[0]), found.notes))
-    return made

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -19,11 +19,13 @@ from pflbench.report.selection import Filters
 from pflbench.report.traces import GREY, Axis, Panel, Trace, Values, lettered, not_drawn, of_runs
 from pflbench.report.web import Interactive
 from pflbench.store import rounds
-from pflbench.store.arrays import Floats, Integers
+from pflbench.store.arrays import Floats
+from pflbench.store.rounds import Clients
 from pflbench.store.runs import Result
 
 WORST = 0.1
 LETTERS = 24  # of a method's name in a line
+BESIDE = 0.08  # of the accuracies' range, at both ends: no marker touches the frame
 MOST = 4  # settings below one another
 METHOD, LABEL_LINE, AROUND = 38, 18, 110  # on a page, pixels in height: for a method, for a line of its name, beside them
 # What is drawn of each method, in grey for the legend.
@@ -32,22 +34,6 @@ QUARTILES = Trace((), (), Look(GREY, "o", 0, 0), "quartiles", "lines", width=5, 
 MEDIAN = Trace((), (), Look(GREY, "o", 0, 0), "median", "markers", size=5)
 LOW = Trace((), (), Look(GREY, "o", PLUGGED, 0), "worst tenth, mean", "markers", size=5)
 KINDS = (CLIENTS, QUARTILES, MEDIAN, LOW)
-
-
-@dataclass(frozen=True)
-class MethodClients:
-    """The clients of all runs of a method, in percent; median and worst (mean of the worst tenth): means over its runs.
-
-    accuracies[k] is that of client clients[k] in run of[k].
-    """
-
-    row: Row
-    accuracies: Floats
-    clients: Integers
-    of: Integers
-    median: float
-    worst: float
-    runs: tuple[int, ...]
 
 
 def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
@@ -89,30 +75,21 @@ def worst(accuracies: Floats) -> float:
 
 def panel(engine: Engine, found: Arranged, column: int) -> Panel:
     """The clients of a setting. Raises UserError if one of its runs has no results by client."""
-    cells = [(found.rows[i], cell) for (i, j), cell in sorted(found.cells.items()) if j == column]
+    cells = found.column(column)
     tested = rounds.clients_of(engine, {run.id: _best(run) for _, cell in cells for run in cell})
-    groups = [_group(row, cell, [tested[run.id] for run in cell]) for row, cell in cells]
-    names = [textwrap.fill(group.row.label, LETTERS) for group in groups]
+    names = [textwrap.fill(row.label, LETTERS) for row, _ in cells]
     lines = 1 + max(name.count("\n") for name in names)
-    # The first method on top.
-    up = Axis("", limits=(len(groups) - 0.4, -0.6), ticks=dict(enumerate(names)), grid=False)
+    traces = [trace for y, (row, cell) in enumerate(cells) for trace in _traces(row, {run.id: tested[run.id] for run in cell}, y)]
     return Panel(
         found.settings[column].title,
         Axis("Test accuracy of a client (%)"),
-        up,
-        [*(trace for k, group in enumerate(groups) for trace in _traces(group, k)), *KINDS],
-        tuple(run for group in groups for run in group.runs),
+        Axis("", limits=(len(cells) - 0.4, -0.6), ticks=dict(enumerate(names)), grid=False),  # the first method on top
+        [*traces, *KINDS],
+        tuple(tested),
         (found.settings[column],),
-        height=AROUND + max(METHOD, LABEL_LINE * lines) * len(groups),
+        height=AROUND + max(METHOD, LABEL_LINE * lines) * len(cells),
+        draw=lambda ax: ax.margins(x=BESIDE),
     )
-
-
-def _group(row: Row, cell: Sequence[Result], tested: Sequence[rounds.Clients]) -> MethodClients:
-    each = [100 * clients.correct / clients.total for clients in tested]
-    median, low = (float(np.mean([of(one) for one in each])) for of in (np.median, worst))
-    runs = tuple(run.id for run in cell)
-    of = np.repeat(runs, [len(one) for one in each])
-    return MethodClients(row, np.concatenate(each), np.concatenate([clients.client for clients in tested]), of, median, low, runs)
 
 
 def _best(run: Result) -> int:
@@ -121,21 +98,24 @@ def _best(run: Result) -> int:
     return run.round
 
 
-def _traces(of: MethodClients, y: int) -> list[Trace]:
-    low, high = np.percentile(of.accuracies, (25, 75))
-    told = f": %{{x:.2f}} %<br>{of_runs(of.runs)}"
-    clients = list(zip(of.clients.tolist(), of.of.tolist(), strict=True))
+def _traces(row: Row, tested: Mapping[int, Clients], y: int) -> list[Trace]:
+    """The clients of all runs of a method. tested: by run."""
+    by_run = [100 * clients.correct / clients.total for clients in tested.values()]
+    accuracies = np.concatenate(by_run)
+    low, high = np.percentile(accuracies, (25, 75))
+    of = [(client, run) for run, clients in tested.items() for client in clients.client.tolist()]
+
+    def drawn(kind: Trace, x: Values, hover: str, data: Sequence[tuple[int, int]] = ()) -> Trace:
+        """A trace in the method's colour, with its marker except for ticks."""
+        marker = kind.look.marker if kind is CLIENTS else row.look.marker
+        look = replace(kind.look, colour=row.look.colour, marker=marker)
+        named = f"<b>{web.text(row.label)}</b>, {hover}"
+        return replace(kind, x=x, y=[y] * len(x), look=look, label="", group=kind.label, hover=named, data=data)
+
+    mean = f": %{{x:.2f}} %<br>{of_runs(tuple(tested))}"
     return [
-        _drawn(QUARTILES, of.row, [low, high], y, f"half of the clients: {low:.2f} to {high:.2f} %"),
-        _drawn(CLIENTS, of.row, of.accuracies, y, "client %{customdata[0]}: %{x:.2f} %<br>run %{customdata[1]}", clients),
-        _drawn(LOW, of.row, [of.worst], y, f"mean of the worst tenth{told}"),
-        _drawn(MEDIAN, of.row, [of.median], y, f"median{told}"),
+        drawn(QUARTILES, [low, high], f"half of the clients: {low:.2f} to {high:.2f} %"),
+        drawn(CLIENTS, accuracies, "client %{customdata[0]}: %{x:.2f} %<br>run %{customdata[1]}", of),
+        drawn(LOW, [float(np.mean([worst(each) for each in by_run]))], f"mean of the worst tenth{mean}"),
+        drawn(MEDIAN, [float(np.mean([np.median(each) for each in by_run]))], f"median{mean}"),
     ]
-
-
-def _drawn(kind: Trace, row: Row, x: Values, y: int, hover: str, data: Sequence[tuple[int, int]] = ()) -> Trace:
-    """A trace in the method's colour, with its marker except for ticks."""
-    marker = kind.look.marker if kind is CLIENTS else row.look.marker
-    look = replace(kind.look, colour=row.look.colour, marker=marker)
-    named = f"<b>{web.text(row.label)}</b>, {hover}"
-    return replace(kind, x=x, y=[y] * len(x), look=look, label="", group=kind.label, hover=named, data=data)

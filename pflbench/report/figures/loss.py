@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 from sqlalchemy import Engine
@@ -12,12 +11,12 @@ from sqlalchemy import Engine
 from pflbench.errors import UserError
 from pflbench.report import looks, render, style, web
 from pflbench.report.looks import Look
-from pflbench.report.selection import Filters, Observed, cut, observed_titles, one_per_line, spread, with_arrays
-from pflbench.report.traces import Axis, Panel, Trace, lettered, of_losses
+from pflbench.report.selection import Filters, Observed, cut, first_seeds, observed_titles, spread
+from pflbench.report.traces import Axis, Panel, Trace, lettered, of_all, of_losses
 from pflbench.report.web import Interactive
 from pflbench.store import arrays, partitions
-from pflbench.store.arrays import Floats
 
+ARRAYS = ("ala_objective",)
 COMMAND = "pflbench run -m fedala --save-artifacts-every 10"
 POINTS = 40
 # The paper's colours and marks, in shades that colour-blind eyes tell apart.
@@ -26,18 +25,16 @@ INITIALISED, TRAINED = Look(looks.COLOURS[1], "o", 0, 1), Look(looks.COLOURS[2],
 
 def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
     """A panel per run, of the first seed. Raises UserError without stored losses."""
-    found = filters.select(engine)
-    seen, notes = cut(one_per_line(with_arrays(engine, found, ["ala_objective"], COMMAND)), filters)
-    panels = [panel(engine, one) for one in seen]
-    return render.drawing(panels, observed_titles(seen, named=True), caption(panels), (*found.notes, *notes))
+    seen, notes = cut(*first_seeds(engine, filters, ARRAYS, COMMAND), filters)
+    panels = of_all([panel(engine, one) for one in seen], zero=True)
+    return render.drawing(panels, observed_titles(seen, named=True), caption(panels), notes)
 
 
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """A figure per run, of the first seed. Raises UserError without stored losses."""
-    found = filters.select(engine)
-    seen = one_per_line(with_arrays(engine, found, ["ala_objective"], COMMAND))
+    seen, notes = first_seeds(engine, filters, ARRAYS, COMMAND)
     panels, left_out = web.possible(seen[:most], partial(panel, engine))
-    return [web.figure("loss", panel, caption([panel]), (*found.notes, *left_out)) for panel in panels]
+    return [web.figure("loss", panel, caption([panel]), (*notes, *left_out)) for panel in panels]
 
 
 def caption(panels: Sequence[Panel]) -> str:
@@ -51,25 +48,21 @@ def caption(panels: Sequence[Panel]) -> str:
 def panel(engine: Engine, of: Observed) -> Panel:
     """sum_i k_i L_i over all training data: of the models as trained in a round, and as initialised for the next one.
 
-    Raises UserError for a run without a partition.
+    Means are over the clients that used ALA in the round. Raises UserError for a run without a partition.
     """
     if of.run.partition is None:
         raise UserError(f"Run {of.run.id} has no partition, and so no numbers of samples.", "Leave it out with --method.")
     samples = partitions.find(engine, of.run.partition).train.sum(axis=1)
-    terms = arrays.read(engine, of.run.id, of.name, spread(of.rounds, POINTS))
-    trained, initialised = np.array([_mean(losses, samples) for losses in terms.values()]).T
+    means = {}
+    for t, losses in arrays.read(engine, of.run.id, of.name, spread(of.rounds, POINTS)).items():
+        used = ~np.isnan(losses[:, 0])
+        means[t] = samples[used] @ losses[used].astype(np.float64) / samples[used].sum()
+    trained, initialised = np.array(list(means.values())).T
     hover = f"round %{{x}}: %{{y:.4f}}<br>run {of.run.id}"
     lines = (
         # Row t of the database has the reception of round t + 1.
-        Trace([t + 1 for t in terms], initialised, INITIALISED, "initialised local models", hover=hover),
-        Trace(list(terms), trained, TRAINED, "trained local models", hover=hover),
+        Trace([t + 1 for t in means], initialised, INITIALISED, "initialised local models", hover=hover),
+        Trace(list(means), trained, TRAINED, "trained local models", hover=hover),
     )
     y = of_losses("Training loss", [*initialised, *trained], zero=True)
     return Panel(of.title, Axis("Round", whole=True), y, lines, (of.run.id,), (of.setting,))
-
-
-def _mean(losses: Floats, samples: np.ndarray[Any, np.dtype[np.int64]]) -> Floats:
-    """Over the clients that used ALA in this round, [N, 2] -> [2]."""
-    there = ~np.isnan(losses[:, 0])
-    mean: Floats = samples[there] @ losses[there].astype(np.float64) / samples[there].sum()
-    return mean

@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError
 from pflbench.report import labels, render, style, web
-from pflbench.report.arrangement import Arranged, Row, SharedSetting, busiest, titles
+from pflbench.report.arrangement import OTHERS, Arranged, Row, SharedSetting, best_in_colour, busiest, titles
 from pflbench.report.looks import Look
 from pflbench.report.selection import Filters
 from pflbench.report.traces import GREY, Axis, Panel, Trace, lettered, not_drawn, of_costs, of_runs
@@ -35,12 +35,6 @@ class Point:
     runs: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Measured:
-    setting: SharedSetting
-    points: tuple[Point, ...]
-
-
 def plot(engine: Engine, filters: Filters = Filters(), *, tolerance: float = TOLERANCE) -> style.Drawing:
     """The setting with the most runs, or up to three chosen ones: accuracy over time, and below over bytes.
 
@@ -51,37 +45,38 @@ def plot(engine: Engine, filters: Filters = Filters(), *, tolerance: float = TOL
         raise UserError(f"--tolerance {tolerance:g} is not possible.", "It is in points of accuracy, 0 or more.")
     found = filters.select(engine)
     chosen = busiest(found, MOST if filters.datasets or filters.partitions else 1)
-    drawn = [made for j in chosen if (made := measured(engine, found, j, tolerance)).points]
+    found, colours = best_in_colour(found, chosen, filters.methods)
+    drawn = [(found.settings[j], made) for j in chosen if (made := points(engine, found, j, tolerance))]
     if not drawn:
         raise UserError("None of these runs has a trained and evaluated round.", "`pflbench runs list` shows what there is.")
     return render.drawing(
-        [panel(one, which) for which in range(len(COSTS)) for one in drawn],
-        titles([one.setting for one in drawn]),
-        caption(drawn, tolerance),
+        [panel(*one, which) for which in range(len(COSTS)) for one in drawn],
+        titles([setting for setting, _ in drawn]),
+        caption(drawn, tolerance) + colours,
         (*found.notes, *not_drawn(found, len(drawn))),
         columns=len(drawn),
         height=1.5,
         measures=len(COSTS),
-        order=[row.label for row in found.rows],
+        order=[row.label for row in found.rows if row.label != OTHERS],
     )
 
 
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """Two figures for each setting: over training time and over megabytes. Raises UserError without runs."""
     found = filters.select(engine)
+    drawn = [(found.settings[j], made) for j in busiest(found, most) if (made := points(engine, found, j))]
     return [
-        web.figure("overhead", panel(one, which), caption([one], TOLERANCE), found.notes)
-        for one in [measured(engine, found, j) for j in busiest(found, most)]
-        if one.points
+        web.figure("overhead", panel(*one, which), caption([one], TOLERANCE), found.notes)
+        for one in drawn
         for which in range(len(COSTS))
     ]
 
 
-def caption(drawn: Sequence[Measured], tolerance: float) -> str:
-    counts = {len(point.runs) for one in drawn for point in one.points}
+def caption(drawn: Sequence[tuple[SharedSetting, Sequence[Point]]], tolerance: float) -> str:
+    counts = {len(point.runs) for _, made in drawn for point in made}
     return (
         f"Best test accuracy over the training time and over the megabytes that one client sends and receives until convergence, "
-        f"the first round within {tolerance:g} points of the best: {lettered([one.setting.title for one in drawn])}. "
+        f"the first round within {tolerance:g} points of the best: {lettered([setting.title for setting, _ in drawn])}. "
         f"Means over {labels.between(counts, 'run')} per method. Grey line and large markers: the Pareto front. "
         "Evaluation is not counted as time."
     )
@@ -89,37 +84,35 @@ def caption(drawn: Sequence[Measured], tolerance: float) -> str:
 
 def front(cost: Sequence[float], accuracy: Sequence[float]) -> list[int]:
     """The points that no other point dominates, by rising cost."""
-    best, on_front = -math.inf, []
-    for k in sorted(range(len(cost)), key=lambda k: (cost[k], -accuracy[k])):
-        if accuracy[k] > best:
-            best = accuracy[k]
-            on_front.append(k)
-    return on_front
+    values = np.array(accuracy)
+    order = np.lexsort((-values, np.array(cost)))
+    best = np.maximum.accumulate(values[order])
+    return [int(k) for k in order[np.diff(best, prepend=-np.inf) > 0]]
 
 
-def measured(engine: Engine, found: Arranged, column: int, tolerance: float = TOLERANCE) -> Measured:
-    """The points of a setting, without runs that have no trained and evaluated round."""
-    cells = {i: cell for (i, j), cell in sorted(found.cells.items()) if j == column}
-    spent = costs(engine, [run.id for cell in cells.values() for run in cell], tolerance / 100)
-    points = []
-    for i, cell in cells.items():
-        if of := [spent[run.id] for run in cell if run.id in spent]:
-            seconds = float(np.mean([cost.seconds_total for cost in of]))
-            megabytes = float(np.mean([cost.bytes * cost.converged / 1e6 for cost in of]))
-            accuracy = 100 * float(np.mean([cost.best for cost in of]))
-            points.append(Point(found.rows[i], accuracy, (seconds, megabytes), tuple(run.id for run in cell if run.id in spent)))
-    return Measured(found.settings[column], tuple(points))
+def points(engine: Engine, found: Arranged, column: int, tolerance: float = TOLERANCE) -> list[Point]:
+    """Those of a setting, without runs that have no trained and evaluated round."""
+    cells = found.column(column)
+    spent = costs(engine, [run.id for _, cell in cells for run in cell], tolerance / 100)
+    made = []
+    for row, cell in cells:
+        if of := {run.id: spent[run.id] for run in cell if run.id in spent}:
+            seconds = float(np.mean([cost.seconds_total for cost in of.values()]))
+            megabytes = float(np.mean([cost.bytes * cost.converged / 1e6 for cost in of.values()]))
+            accuracy = 100 * float(np.mean([cost.best for cost in of.values()]))
+            made.append(Point(row, accuracy, (seconds, megabytes), tuple(of)))
+    return made
 
 
-def panel(of: Measured, which: int) -> Panel:
+def panel(setting: SharedSetting, points: Sequence[Point], which: int) -> Panel:
     """A panel of accuracy over one kind of cost."""
-    cost, accuracy = [point.cost[which] for point in of.points], [point.accuracy for point in of.points]
+    cost, accuracy = [point.cost[which] for point in points], [point.accuracy for point in points]
     best = front(cost, accuracy)
     # As long as nothing better is bought, more cost leaves the accuracy where it is.
     line = Trace(
         [cost[k] for k in best], [accuracy[k] for k in best], FRONT, "Pareto front", draws="lines", steps=True, width=0.8
     )
-    points = [
+    marks = [
         Trace(
             [cost[k]],
             [point.accuracy],
@@ -129,13 +122,13 @@ def panel(of: Measured, which: int) -> Panel:
             size=SIZES[k in best],
             hover=f"{point.accuracy:.2f} %<br>{point.cost[0]:,.1f} s, {point.cost[1]:,.2f} MB<br>{of_runs(point.runs)}",
         )
-        for k, point in enumerate(of.points)
+        for k, point in enumerate(points)
     ]
     return Panel(
-        f"{of.setting.title}: {COSTS[which].partition(' (')[0].lower()}",
+        f"{setting.title}: {COSTS[which].partition(' (')[0].lower()}",
         of_costs(COSTS[which], cost),
         Axis("Test accuracy (%)"),
-        [line, *points],
-        tuple(run for point in of.points for run in point.runs),
-        (of.setting,),
+        [line, *marks],
+        tuple(run for point in points for run in point.runs),
+        (setting,),
     )

@@ -30,6 +30,12 @@ LETTER, LINE = 0.062, 0.14  # inches, at the text's size
 LEAST = 1.1  # inches that the axis has at least: a wider figure where the names leave less
 ABOVE = 2.2  # lines above the axis, for its numbers and the critical difference
 BAR = 0.7  # lines from a bar to the next one
+NEAR, STACKED = 0.02, 0.4  # of the axis: markers nearer than this cover each other; lines from one to the other below it
+BARS_IN_PRINT = f"Bars join methods between which Nemenyi's test finds no difference at {LEVEL:g}."
+BARS_ON_PAGE = (
+    "Bars: half the critical difference to each side, so that methods whose bars do not meet differ by Nemenyi's test at "
+    f"{LEVEL:g}."
+)
 ROW, AROUND = 30, 100  # on a page, pixels in height: for a method, beside them
 
 
@@ -42,7 +48,8 @@ def plot(engine: Engine, filters: Filters = Filters(), *, round_rule: RoundRule 
     order = np.argsort(table.average, kind="stable").tolist()
     # Where Friedman's test finds no difference, Nemenyi's p say nothing.
     bars = joined(table.average[order], table.critical) if table.rejected else []
-    lowest = -len(bars) * BAR - (len(order) + 1) // 2
+    covered = _covered(table, order)
+    lowest = -STACKED * max(covered) - len(bars) * BAR - (len(order) + 1) // 2
     runs = tuple(run for row in table.runs for run in row)
     panel = Panel(
         "",
@@ -51,13 +58,13 @@ def plot(engine: Engine, filters: Filters = Filters(), *, round_rule: RoundRule 
         Axis("", limits=(lowest - 0.6, ABOVE), grid=False),
         runs=runs,
         settings=tuple(table.settings),
-        draw=partial(_diagram, table, order, bars),
+        draw=partial(_diagram, table, order, covered, bars),
     )
     beside = LETTER * style.scale() * (len(" (99.99)") + max(len(row.label) for row in table.rows))
     return render.drawing(
         [panel],
         [],
-        _caption(table),
+        " ".join([_caption(table, BARS_IN_PRINT), *table.findings]),
         table.left_out,
         columns=1,
         height=LINE * style.scale() * (ABOVE + 0.6 - lowest),
@@ -67,36 +74,42 @@ def plot(engine: Engine, filters: Filters = Filters(), *, round_rule: RoundRule 
 
 
 def _limits(table: Ranks) -> tuple[float, float]:
-    low, high = float(table.average.min()), float(table.average.max())
-    beside = max(0.03 * (high - low), (1 - (high - low)) / 2)  # the axis is a rank wide, should all be alike
-    return low - beside, high + beside
+    return 1, max(2.0, 1 + 1.03 * (float(table.average.max()) - 1))  # a rank wide at least
 
 
-def _diagram(table: Ranks, order: list[int], bars: list[tuple[float, float]], ax: Axes) -> None:
+def _covered(table: Ranks, order: list[int]) -> list[int]:
+    """Of each method, in order, how many before it are so near that their markers would be covered."""
+    average, (low, high) = table.average[order], _limits(table)
+    return [int(np.sum(rank - average[:place] < NEAR * (high - low))) for place, rank in enumerate(average)]
+
+
+def _diagram(table: Ranks, order: list[int], covered: list[int], bars: list[tuple[float, float]], ax: Axes) -> None:
     """Draws bars below the axis, one to a line, then the names: the better half on the left, the others on the right."""
     from matplotlib.ticker import MaxNLocator
 
+    below, (low, high) = -STACKED * max(covered), _limits(table)
     for k, (best, worst) in enumerate(bars, start=1):
-        ax.plot([best, worst], [-k * BAR, -k * BAR], color="black", linewidth=2.2, gid="crossbar")
-    low, high = _limits(table)
-    first, half = -len(bars) * BAR - 1, (len(order) + 1) // 2
+        ax.plot([best, worst], [below - k * BAR] * 2, color="black", linewidth=2.2, gid="crossbar")
+    first, half = below - len(bars) * BAR - 1, (len(order) + 1) // 2
     for place, i in enumerate(order):
         left, rank, label = place < half, float(table.average[i]), table.rows[i].label
         y = first - (place if left else len(order) - 1 - place)
         look, edge = table.rows[i].look.point, low if left else high
         ax.plot([rank, rank, edge], [0, y, y], color=look["color"], linewidth=0.7, clip_on=False)
-        ax.plot([rank], [0], label=label, zorder=4, clip_on=False, **look)
+        ax.plot([rank], [-STACKED * covered[place]], label=label, zorder=4, clip_on=False, **look)
         text, away = (f"{label} ({rank:.2f})", -3) if left else (f"({rank:.2f}) {label}", 3)
         ax.annotate(text, (edge, y), (away, 0), textcoords="offset points", ha="right" if left else "left", va="center")
-    if table.rejected:
-        _critical_difference(ax, table)
+    if table.rejected:  # the critical difference stands above the numbers
+        start, y = float(table.average.min()), ABOVE - 0.9
+        ax.plot([start, start + table.critical], [y, y], color="black", marker="|", linewidth=0.8, clip_on=False, gid="critical")
+        ax.text(start + table.critical / 2, y + 0.2, f"critical difference {table.critical:.3g}", ha="center", va="bottom")
     ax.spines[["left", "right", "bottom"]].set_visible(False)
     ax.spines["top"].set_position(("data", 0))
     ax.xaxis.set_ticks_position("top")
     ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
     ax.tick_params(axis="x", pad=1)
     ax.yaxis.set_visible(False)
-    ax.text(-0.02, 0, "Average rank", transform=ax.get_yaxis_transform(), ha="right", va="center")
+    ax.annotate("Average rank", (low, 0), (-5, 0), textcoords="offset points", ha="right", va="center")
 
 
 def joined(average: npt.NDArray[np.float64], critical: float) -> list[tuple[float, float]]:
@@ -106,21 +119,11 @@ def joined(average: npt.NDArray[np.float64], critical: float) -> list[tuple[floa
     return [(float(average[i]), float(average[end])) for i, end in longest]
 
 
-def _critical_difference(ax: Axes, table: Ranks) -> None:
-    """Draws the critical difference above the numbers."""
-    start, y = float(table.average.min()), ABOVE - 0.9
-    ax.plot([start, start + table.critical], [y, y], color="black", marker="|", linewidth=0.8, clip_on=False, gid="critical")
-    ax.text(start + table.critical / 2, y + 0.2, f"critical difference {table.critical:.3g}", ha="center", va="bottom")
-
-
-def _caption(table: Ranks) -> str:
-    bars = f"Bars join methods between which Nemenyi's test finds no difference at {LEVEL:g}. " if table.rejected else ""
-    return f"{_ranked(table)} {bars}{' '.join(table.findings)}"
-
-
-def _ranked(table: Ranks) -> str:
+def _caption(table: Ranks, bars: str) -> str:
+    """bars: what they mean; there are none where Friedman's test finds no difference."""
     settings = "; ".join(setting.title for setting in table.settings)
-    return f"Average ranks of {len(table.rows)} methods over {len(table.settings)} settings: {settings}."
+    ranked = f"Average ranks of {len(table.rows)} methods over {len(table.settings)} settings: {settings}."
+    return f"{ranked} {bars}" if table.rejected else ranked
 
 
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
@@ -128,6 +131,7 @@ def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Inte
     table = ranks.build(engine, filters)
     order = np.argsort(table.average, kind="stable").tolist()
     count = len(order)
+    bars = [_bars(table, order)] if table.rejected else []
     panel = Panel(
         "Average ranks",
         Axis("Average rank (1 is best)"),
@@ -137,7 +141,7 @@ def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Inte
         tuple(table.settings),
         height=AROUND + ROW * count,
     )
-    return [web.figure("ranks", panel, _caption_on_page(table), table.notes, data=[_bars(table, order)] * table.rejected)]
+    return [web.figure("ranks", panel, _caption(table, BARS_ON_PAGE), table.notes, data=bars)]
 
 
 def _point(table: Ranks, i: int, y: int, best: int) -> Trace:
@@ -160,11 +164,3 @@ def _bars(table: Ranks, order: list[int]) -> web.Json:
         "showlegend": False,
         "hoverinfo": "skip",
     }
-
-
-def _caption_on_page(table: Ranks) -> str:
-    bars = (
-        " Bars: half the critical difference to each side, so that methods whose bars do not meet differ by Nemenyi's test at "
-        f"{LEVEL:g}."
-    )
-    return f"{_ranked(table)}{bars if table.rejected else ''}"

@@ -1,6 +1,6 @@
 """The figures on the page of one run: its accuracy, its training loss, its clients and where its time went.
 
-Each is None where the run has nothing of it.
+A run without values for a figure does not have it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from pflbench.errors import UserError
 from pflbench.report import looks, web
 from pflbench.report.figures.curves import POINTS
 from pflbench.report.looks import Look
+from pflbench.report.selection import spread
 from pflbench.report.traces import GREY, Axis, Panel, Trace
 from pflbench.report.web import Interactive, Json
 from pflbench.store import partitions, rounds
 from pflbench.store.arrays import Floats, Integers
-from pflbench.store.rounds import Clients, history
+from pflbench.store.rounds import Clients, History, history
 from pflbench.store.runs import Result, RoundRule, RunScope, find, results
 
 HEADLINE = "as deployed"
@@ -31,61 +32,54 @@ ACCURACY = Axis("Test accuracy (%)")
 
 def pages(engine: Engine, run_id: int) -> tuple[Interactive, ...]:
     """All figures of a run. Raises UserError for an unknown run."""
-    made = (make(engine, run_id) for make in (run_curve, train_loss, client_accuracy, phases))
+    find(engine, run_id)
+    (run,) = results(engine, RunScope(frozenset([run_id])), RoundRule("best"))
+    found = history(engine, run_id)
+    made = (_run_curve(engine, run, found), _train_loss(run, found), _client_accuracy(engine, run), _phases(run, found))
     return tuple(one for one in made if one is not None)
 
 
-def run_curve(engine: Engine, run_id: int) -> Interactive | None:
-    """Accuracy over rounds, of the headline and of second series, such as that of the global model.
-
-    Raises UserError where there is no such run.
-    """
-    run, found = _result(engine, run_id), history(engine, run_id)
+def _run_curve(engine: Engine, run: Result, found: History) -> Interactive | None:
+    """Accuracy over rounds, of the headline and of second series, such as that of the global model."""
     if run.value is None or run.round is None:
         return None
     t, best = run.round, 100 * run.value
     own = _plain(run.method)
     others = [colour for colour in looks.COLOURS if web.legible(colour) == colour != own.colour]
     series = [_accuracy(HEADLINE, found.round, found.accuracy, found.test_loss, own)]
-    for k, of in enumerate(rounds.second_series(engine, run_id)):
+    for k, of in enumerate(rounds.second_series(engine, run.id)):
         series.append(_accuracy(of.name, of.round, of.accuracy, of.test_loss, Look(others[k % len(others)], "o", 0, 1)))
     star = Trace([t], [best], Look(GREY, "*", 0, 0), "best", "markers", size=6, hover="round %{x}: %{y:.2f} %")
     caption = f"Test accuracy, {POOLED}; round t: after t rounds, before the clients train again. Best: {best:.2f} %, round {t}."
-    return web.figure(f"run-{run_id}", Panel("Accuracy over rounds", ROUNDS, ACCURACY, [*series, star], (run_id,)), caption)
+    return web.figure(f"run-{run.id}", Panel("Accuracy over rounds", ROUNDS, ACCURACY, [*series, star], (run.id,)), caption)
 
 
-def client_accuracy(engine: Engine, run_id: int) -> Interactive | None:
-    """Accuracy of each client after the best round. Raises UserError for an unknown run."""
-    run = _result(engine, run_id)
+def _train_loss(run: Result, found: History) -> Interactive | None:
+    at = _spread(found.train_loss)
+    if not at:
+        return None
+    line = Trace(found.round[at], found.train_loss[at], _plain(run.method), draws="lines", hover="round %{x}: %{y:.4f}")
+    caption = "Mean loss over the local steps of a round, weighted by the clients' numbers of samples."
+    return web.figure(f"run-{run.id}", Panel("Training loss", ROUNDS, Axis("Training loss"), [line], (run.id,)), caption)
+
+
+def _client_accuracy(engine: Engine, run: Result) -> Interactive | None:
+    """Accuracy of each client after the best round."""
     if run.round is None:
         return None
     try:
-        clients = rounds.clients(engine, run_id, run.round)
+        clients = rounds.clients(engine, run.id, run.round)
     except UserError as error:
         web.reraise_database_error(error)
         return None
     trained = None if run.partition is None else partitions.find(engine, run.partition).train.sum(axis=1)
-    panel = Panel("Accuracy by client", Axis("Client", whole=True), replace(ACCURACY, limits=(0, 100)), (), (run_id,))
+    panel = Panel("Accuracy by client", Axis("Client", whole=True), replace(ACCURACY, limits=(0, 100)), (), (run.id,))
     caption = f"Accuracy of each client on its own test data after round {clients.round}, the run's best."
-    return web.figure(f"run-{run_id}", panel, caption, data=[_clients(clients, trained, _plain(run.method).colour)])
+    return web.figure(f"run-{run.id}", panel, caption, data=[_clients(clients, trained, _plain(run.method).colour)])
 
 
-def train_loss(engine: Engine, run_id: int) -> Interactive | None:
-    """Training loss over rounds. Raises UserError for an unknown run."""
-    look, found = _plain(find(engine, run_id).method), history(engine, run_id)
-    (there,) = np.nonzero(~np.isnan(found.train_loss))
-    if not len(there):
-        return None
-    at = there[_spread(len(there))]
-    line = Trace(found.round[at], found.train_loss[at], look, draws="lines", hover="round %{x}: %{y:.4f}")
-    caption = "Mean loss over the local steps of a round, weighted by the clients' numbers of samples."
-    return web.figure(f"run-{run_id}", Panel("Training loss", ROUNDS, Axis("Training loss"), [line], (run_id,)), caption)
-
-
-def phases(engine: Engine, run_id: int) -> Interactive | None:
-    """Seconds of each phase of a round. Raises UserError for an unknown run."""
-    find(engine, run_id)
-    found = history(engine, run_id)
+def _phases(run: Result, found: History) -> Interactive | None:
+    """Seconds of each phase of a round."""
     spent = np.stack([found.receive, found.update, found.evaluate])
     (there,) = np.nonzero(~np.isnan(spent).all(axis=0))
     if not len(there):
@@ -96,15 +90,8 @@ def phases(engine: Engine, run_id: int) -> Interactive | None:
     areas = [_area(name, ends, of, colour) for name, of, colour in zip(PHASES, means, COLOURS, strict=True)]
     several = f" Each point: the mean over up to {len(parts[0])} rounds." if len(parts[0]) > 1 else ""
     caption = f"Seconds that each phase of a round took. Evaluation is not part of the training time.{several}"
-    panel = Panel("Seconds by phase", ROUNDS, Axis("Time per round (s)", zero=True), (), (run_id,))
-    return web.figure(f"run-{run_id}", panel, caption, data=areas, showlegend=True)
-
-
-def _result(engine: Engine, run_id: int) -> Result:
-    """The run with its best round. Raises UserError for an unknown run."""
-    find(engine, run_id)
-    (run,) = results(engine, RunScope(frozenset([run_id])), RoundRule("best"))
-    return run
+    panel = Panel("Seconds by phase", ROUNDS, Axis("Time per round (s)", zero=True), (), (run.id,))
+    return web.figure(f"run-{run.id}", panel, caption, data=areas, showlegend=True)
 
 
 def _plain(method: str) -> Look:
@@ -112,14 +99,13 @@ def _plain(method: str) -> Look:
     return replace(looks.of(method), dash=0)
 
 
-def _spread(count: int) -> Integers:
-    """Indices of up to so many points, including the first and the last."""
-    return np.unique(np.linspace(0, count - 1, POINTS).round().astype(np.int64))
+def _spread(values: Floats) -> list[int]:
+    """Indices of up to POINTS values that are there, including the first and the last."""
+    return spread(np.flatnonzero(~np.isnan(values)).tolist(), POINTS)
 
 
 def _accuracy(name: str, rounds: Integers, accuracy: Floats, loss: Floats, look: Look) -> Trace:
-    (there,) = np.nonzero(~np.isnan(accuracy))
-    at = there[_spread(len(there))]
+    at = _spread(accuracy)
     hover = "round %{x}: %{y:.2f} %<br>test loss %{customdata[0]:.4f}"
     return Trace(rounds[at], 100 * accuracy[at], look, name, "lines", hover=hover, data=loss[at][:, None].tolist())
 

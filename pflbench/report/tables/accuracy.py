@@ -7,43 +7,32 @@ runs; a paper's table has the rows and places of the paper (see `places`). Setti
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sqlalchemy import Engine
 
+from pflbench.errors import UserError
 from pflbench.report import labels, paper, selection
 from pflbench.report import statistics as stats
 from pflbench.report.arrangement import TEST_LABELS, Arranged, SharedSetting
-from pflbench.report.needs import MethodLine, TableNeeds
+from pflbench.report.needed import LEADER, MethodLine, TableNeeds
 from pflbench.report.selection import Filters
 from pflbench.report.tables import cell as cellular
 from pflbench.report.tables import places
 from pflbench.report.tables.cell import Cell
 from pflbench.report.tables.grid import CellText, Column, Grid
 from pflbench.report.tables.places import AccuracyColumn
+from pflbench.store.measures import TITLES
 from pflbench.store.runs import RoundRule
 
 Paper = Literal["auto", "always", "never"]
-LEADER = "fedala"
 _UNPRINTED = "No paper's values stand beside these: what is at hand of FedAMP's paper, a review, prints none, and no protocol."
 
-# Of a protocol, what a reader needs beside the table; the rest is in the specification of each run.
-_PROTOCOL = {
-    "model": "model",
-    "partition.clients": "clients",
-    "train.join_ratio": "join ratio",
-    "train.rounds": "rounds",
-    "train.local_epochs": "local epochs",
-    "train.batch_size": "batch size",
-    "train.lr": "learning rate",
-    "train.optimizer": "optimizer",
-    "train.momentum": "momentum",
-    "train.weight_decay": "weight decay",
-    "train.optimizer_state": "optimizer state",
-    "train.lr_schedule": "learning rate schedule",
-}
+# What the notes say of a protocol; the rest is in the specification of each run.
+_TRAIN = ("join_ratio", "rounds", "local_epochs", "batch_size", "lr", "optimizer", "momentum", "weight_decay", "optimizer_state")
+_PROTOCOL = ("model", "partition.clients", *(f"train.{name}" for name in (*_TRAIN, "lr_schedule")))
 
 # Further columns of a paper's table, by their names in the records: head, format, and what stands where there is none.
 _EXTRA = {
@@ -66,13 +55,13 @@ class AccuracyTable:
     columns: tuple[AccuracyColumn, ...]
     notes: tuple[str, ...]
     declared: TableNeeds | None = None
+    metric: str | None = None
 
     def grid(self) -> Grid:
         """A column for each setting and, after it, the paper's values and the verdict where it has any."""
-        names = [row.label.removesuffix(f" {TEST_LABELS}") for row in self.rows]
         rows = zip(*(column.cells for column in self.columns), strict=True)
-        marked = [any(cell and cell.test_labels for cell in row) for row in rows]
-        document: dict[str, Any] = {"round_rule": self.round_rule}
+        marks = [f" {TEST_LABELS}" * any(cell and cell.test_labels for cell in row) for row in rows]
+        document: dict[str, Any] = {"round_rule": self.round_rule, **({"metric": self.metric} if self.metric else {})}
         if self.declared is not None:
             document |= {"table": self.declared.name, "source": self.declared.source}
         else:
@@ -82,8 +71,8 @@ class AccuracyTable:
                 if c.setting
             ]
         return Grid(
-            title=self.declared.title if self.declared else "Accuracy",
-            labels=tuple(name + f" {TEST_LABELS}" * mark for name, mark in zip(names, marked, strict=True)),
+            title=self.declared.title if self.declared else TITLES[self.metric] if self.metric else "Accuracy",
+            labels=tuple(row.label.removesuffix(mark) + mark for row, mark in zip(self.rows, marks, strict=True)),
             columns=tuple(column for one in self.columns for column in self._columns(one)),
             notes=self.notes,
             records=tuple(self._records()),
@@ -92,24 +81,27 @@ class AccuracyTable:
         )
 
     def _columns(self, of: AccuracyColumn) -> list[Column]:
-        counts = {cell.n for column in self.columns for cell in column.cells if cell}
+        several = len({cell.n for column in self.columns for cell in column.cells if cell}) > 1
         # Neither cell nor verdict at a place of the paper: a range beyond the model's blocks.
-        can_be = [of.place is None or cell or verdict for cell, verdict in zip(of.cells, of.verdicts, strict=True)]
-        cells = zip(of.cells, can_be, strict=True)
-        ours = tuple(cellular.ours(cell, len(counts) > 1) if can else CellText("") for cell, can in cells)
-        columns = [Column(of.head, ours)]
+        ours = (
+            cellular.ours(cell, several) if of.place is None or cell or verdict else CellText("")
+            for cell, verdict in zip(of.cells, of.verdicts, strict=True)
+        )
+        columns = [Column(of.head, tuple(ours))]
         if any(of.printed):
-            pairs = zip(of.printed, of.cells, strict=True)
-            shown = [(None if self.paper == "auto" and cell and cell.differences else value, cell) for value, cell in pairs]
-            columns.append(_beside("paper", [cellular.papers(*pair) for pair in shown]))
-            columns.append(_beside("verdict", [CellText(verdict or "") for verdict in of.verdicts]))
+            papers = (
+                cellular.papers(None if self.paper == "auto" and cell and cell.differences else value, cell)
+                for value, cell in zip(of.printed, of.cells, strict=True)
+            )
+            columns.append(_beside("paper", papers))
+            columns.append(_beside("verdict", (CellText(verdict or "") for verdict in of.verdicts)))
         if self.wanted.test is not None:
             columns += cellular.columns_of_test(of.cells, self.wanted.test)
         for name, values in of.extra.items():
             head, form, missing = _EXTRA[name]
             if head != "paper" or self.paper != "never":
                 texts = (" ".join(v) if isinstance(v, tuple) else missing if v is None else format(v, form) for v in values)
-                columns.append(_beside(head, list(map(CellText, texts))))
+                columns.append(_beside(head, map(CellText, texts)))
         return columns
 
     def _records(self) -> Iterator[dict[str, Any]]:
@@ -150,28 +142,34 @@ def build(
     ci: float | None = None,
     test: stats.Test | None = None,
     against: str | None = None,
+    metric: str | None = None,
 ) -> AccuracyTable:
     """Mean and std over the runs (seeds) of each method in each setting; the best are marked, ties too.
 
     declared: the paper's table that is wanted, of whose rows and columns are shown those that the filters name. paper: 'auto'
     shows the paper's value where the protocol is the paper's, 'always' also where it is not (marked, with the differences),
     'never' not at all; by default always in a paper's table, else auto. std, ci, test, against: see `statistics.Statistics`.
+    metric: one of `measures.COLUMNS` instead of accuracy, beside which no paper's values stand.
     Raises UserError for unknown names and when there is nothing to show.
     """
     rule = selection.parse(round_rule) if isinstance(round_rule, str) else round_rule
-    planned = declared
-    paper = paper or ("auto" if planned is None else "always")
-    if planned is None:
-        wanted = stats.Statistics(std, ci, test, against)
-        found = filters.select(engine, rule)
+    if metric and (paper == "always" or test == stats.OVER_CLIENTS):
+        raise UserError(
+            "--metric excludes --paper always and --test wilcoxon-clients, which are about accuracy.", "Leave it out."
+        )
+    if declared is None:
+        paper, wanted = "never" if metric else paper or "auto", stats.Statistics(std, ci, test, against)
+        found = filters.select(engine, rule) if metric is None else selection.measured(engine, filters, metric, rule)
         rows = tuple(MethodLine(row.method, title=row.label) for row in found.rows)
         columns, left = [_run(found, j, rule, paper, wanted) for j in range(len(found.settings))], list(found.notes)
+    elif metric is not None:
+        raise UserError("The papers' tables show accuracy alone.", f"pflbench table accuracy --metric {metric}")
     else:
-        declared = places.filtered(planned.with_beside(), filters)
+        declared = places.filtered(declared, filters)
         wanted, rows = declared.wanted(std, ci, test, against), declared.lines
-        paper = paper if declared.printed else "never"
+        paper = (paper or "always") if declared.printed else "never"
         shown = replace(declared, printed=paper != "never")
-        columns, left = places.columns(engine, filters, shown, planned.beside, rule, wanted)
+        columns, left = places.columns(engine, filters, shown, rule, wanted)
     columns = [replace(column, cells=cellular.mark_best(column.cells)) for column in columns]
     if wanted.test is not None:
         names = {row.label: row.method for row in rows}
@@ -180,8 +178,8 @@ def build(
             replace(column, cells=cellular.compare(column.cells, list(names), base, wanted.test, engine, rule))
             for column in columns
         ]
-    notes = _notes(rule, wanted, rows, columns, planned)
-    return AccuracyTable(str(rule), paper, wanted, rows, tuple(columns), (*notes, *left), declared)
+    notes = _notes(rule, wanted, rows, columns, declared, TITLES[metric] if metric else "Accuracy")
+    return AccuracyTable(str(rule), paper, wanted, rows, tuple(columns), (*notes, *left), declared, metric)
 
 
 def _run(found: Arranged, j: int, rule: RoundRule, shown: Paper, wanted: stats.Statistics) -> AccuracyColumn:
@@ -209,40 +207,38 @@ def _notes(
     wanted: stats.Statistics,
     rows: Sequence[MethodLine],
     columns: Sequence[AccuracyColumn],
-    planned: TableNeeds | None,
+    declared: TableNeeds | None,
+    measured: str,
 ) -> list[str]:
     cells = [cell for column in columns for cell in column.cells if cell]
-    central = planned is not None and planned.places[0].central
+    n = {cell.n for cell in cells}
+    central = declared is not None and declared.places[0].central
     tested = "of the global model on a central test set" if central else "pooled over the clients' test data"
     notes = [
-        f"Accuracy in %, {tested}; mean ± {wanted.std} std over runs that differ in the seed.",
-        counts(cells),
+        f"{measured} in %, {tested}; mean ± {wanted.std} std over runs that differ in the seed.",
+        f"n = {labels.counted(max(n), 'run')} in every cell." if len(n) == 1 else f"(n): number of runs, {min(n)} to {max(n)}.",
         selection.sentence(rule),
+        *(["Of the rounds in which it was computed, the rule takes the most accurate or the last."] * (measured != "Accuracy")),
         *stats.notes(wanted, [cell.n for cell in cells], [c.comparison for c in cells if c.comparison]),
     ]
     used = min(cell.used for cell in cells)
     if used < rule.last:
         notes.append(f"A run with fewer than {rule.last} evaluated rounds counts with all it has (shortest: {used}).")
-    if planned is not None and not planned.printed:
+    if declared is not None and not declared.printed:
         notes.append(_UNPRINTED)
-    if planned is None or not planned.printed:
+    if declared is not None and declared.remark:
+        notes.append(declared.remark)
+    if declared is None or not declared.printed:
         notes += protocol([column.setting for column in columns if column.setting])
-    return notes + _paper_notes(rows, columns, planned)
-
-
-def counts(cells: Collection[Cell]) -> str:
-    """How many runs the cells hold, in words."""
-    numbers = {cell.n for cell in cells}
-    if len(numbers) == 1:
-        return f"n = {labels.counted(min(numbers), 'run')} in every cell."
-    return f"(n): number of runs, {min(numbers)} to {max(numbers)}."
+    return notes + _paper_notes(rows, columns, declared)
 
 
 def protocol(settings: Sequence[SharedSetting]) -> list[str]:
     """What all settings share in one line; what they do not, by value, unless the heads say it."""
     flat = [labels.flat(s.spec) for s in settings]
     shared, notes = [], []
-    for key, name in _PROTOCOL.items():
+    for key in _PROTOCOL:
+        name = key.rpartition(".")[2].replace("_", " ").replace("lr", "learning rate")
         if not all(key in spec for spec in flat):  # what goes without saying: the heads name what does not
             continue
         where: dict[str, list[str]] = defaultdict(list)
@@ -258,7 +254,7 @@ def protocol(settings: Sequence[SharedSetting]) -> list[str]:
     return ([f"In all settings: {', '.join(shared)}."] if shared else []) + notes
 
 
-def _paper_notes(rows: Sequence[MethodLine], columns: Sequence[AccuracyColumn], planned: TableNeeds | None) -> list[str]:
+def _paper_notes(rows: Sequence[MethodLine], columns: Sequence[AccuracyColumn], declared: TableNeeds | None) -> list[str]:
     """Where the values come from, the rule of the verdicts, and what sets protocols apart."""
     if not any(value for column in columns for value in column.printed):
         return []
@@ -266,16 +262,16 @@ def _paper_notes(rows: Sequence[MethodLine], columns: Sequence[AccuracyColumn], 
         (row.label, column.title, cell)
         for column in columns
         for row, cell in zip(rows, column.cells, strict=True)
-        if cell and (planned is not None or cell.paper)
+        if cell and (declared is not None or cell.paper)
     ]
-    source = planned.source if planned is not None else "FedALA paper (AAAI 2023)"
+    source = declared.source if declared is not None else "FedALA paper (AAAI 2023)"
     notes = [f"paper: {source}; in brackets our mean minus the paper's."]
-    verdicts = (verdict for column in columns for verdict in column.verdicts)
-    notes += cellular.verdict_notes(verdicts, planned is None or planned.leader is not None)
-    if planned is not None and planned.extra == "weights":
+    verdicts = {verdict for column in columns for verdict in column.verdicts}
+    notes += cellular.verdict_notes(verdicts, declared is None or declared.ranked)
+    if declared is not None and declared.extra == "weights":
         notes.append("weights: parameters in ALA's range, those that it learns. The paper counts models with 10 classes.")
     return notes + cellular.difference_notes((row, title, cell.differences) for row, title, cell in shown)
 
 
-def _beside(name: str, entries: Sequence[CellText]) -> Column:
+def _beside(name: str, entries: Iterable[CellText]) -> Column:
     return Column((name,), tuple(entries), beside=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,13 +60,10 @@ class Cell:
     def difference(self) -> float | None:
         return self.mean - self.paper.mean if self.paper and not self.differences else None
 
-    @property
-    def by_seed(self) -> dict[int, float]:
-        return dict(zip(self.seeds, self.values, strict=True))
-
-    @property
-    def by_client(self) -> dict[tuple[int, int], float]:
-        """By seed and client."""
+    def paired_by(self, test: stats.Test) -> stats.Values:
+        """What this test pairs: the values by seed, or the clients' by seed and client."""
+        if test != stats.OVER_CLIENTS:
+            return dict(zip(self.seeds, self.values, strict=True))
         return {(seed, k): value for seed, of in zip(self.seeds, self.clients, strict=True) for k, value in of.items()}
 
     @property
@@ -108,11 +105,12 @@ def mark_best(cells: Cells) -> Cells:
 
     A single run is not marked beside means over several: it may be a lucky seed.
     """
-    runs = [len(cell.runs) for cell in cells if cell]
-    fewest = 1 if max(runs, default=0) == 1 else 2
-    means = [round(cell.mean, 2) for cell in cells if cell and len(cell.runs) >= fewest]
-    top = max(means) if len(runs) > 1 else None
-    return tuple(cell and replace(cell, best=len(cell.runs) >= fewest and round(cell.mean, 2) == top) for cell in cells)
+    run = [cell for cell in cells if cell]
+    if len(run) < 2:
+        return cells
+    fewest = min(2, max(cell.n for cell in run))
+    top = max(round(cell.mean, 2) for cell in run if cell.n >= fewest)
+    return tuple(cell and replace(cell, best=cell.n >= fewest and round(cell.mean, 2) == top) for cell in cells)
 
 
 def compare(
@@ -122,16 +120,13 @@ def compare(
 
     engine, round_rule: where the runs are, and what counts of them.
     """
-    clients = test == stats.OVER_CLIENTS
-    if clients:
+    if test == stats.OVER_CLIENTS:
         cells = tuple(cell and replace(cell, clients=_clients(engine, cell, round_rule)) for cell in cells)
     here = {label: cell for label, cell in zip(rows, cells, strict=True) if cell}
     against = base or max(here, key=lambda label: here[label].mean, default=None)
-    found: Mapping[str, stats.Comparison] = {}
-    if against in here and clients:
-        found = stats.compare_clients({label: cell.by_client for label, cell in here.items()}, against)
-    elif against in here:
-        found = stats.compare({label: cell.by_seed for label, cell in here.items()}, against, test)
+    if against not in here:
+        return cells
+    found = stats.compare({label: cell.paired_by(test) for label, cell in here.items()}, against, test)
     return tuple(cell and replace(cell, comparison=found.get(label)) for label, cell in zip(rows, cells, strict=True))
 
 
@@ -161,14 +156,13 @@ def judge(cell: Cell | None, leader: Cell | None, ranked: bool = True) -> str | 
     return DIFFERS if ours * theirs < 0 else REPRODUCED
 
 
-def verdict_notes(verdicts: Iterable[str | None], ranked: bool = True) -> list[str]:
+def verdict_notes(verdicts: Collection[str | None], ranked: bool) -> list[str]:
     """The rule, where there is a verdict by it."""
-    found = set(verdicts) & {REPRODUCED, DIFFERS, OPEN}
-    if not found:
+    if not {REPRODUCED, DIFFERS, OPEN} & {*verdicts}:
         return []
     ranking = ", and FedALA ranked against it as in the paper" * ranked
     rule = f"reproduced: within {TOLERANCE:g} point or 3 std of the paper's value{ranking}."
-    return [rule + " open: near enough, but FedALA was not run beside it." * (OPEN in found)]
+    return [rule + " open: near enough, but FedALA was not run beside it." * (OPEN in verdicts)]
 
 
 def difference_notes(shown: Iterable[tuple[str, str, tuple[str, ...]]]) -> list[str]:

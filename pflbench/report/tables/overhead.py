@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
@@ -12,22 +14,38 @@ import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
+from pflbench.report import labels
 from pflbench.report import paper as papers
-from pflbench.report.arrangement import Arranged, Row, SharedSetting
+from pflbench.report.arrangement import Arranged
 from pflbench.report.needed import TABLES
 from pflbench.report.selection import BEST, Filters
 from pflbench.report.tables.accuracy import Paper
 from pflbench.report.tables.cell import difference_notes
 from pflbench.report.tables.grid import CellText, Column, Grid
 from pflbench.store.rounds import Cost, costs
+from pflbench.store.runs import Result
 
 BASELINE = "fedavg"
 TOLERANCE = 0.5  # points
+ELSEWHERE = "§"
+TIMES = ("seconds_total", "seconds_round", "relative_to_fedavg")  # that are marked where runs were made elsewhere
+Means = dict[str, float | None]
 
 
 # Parameters that a client sends and receives in a round (methods.md 1.18): of Table 3, and of the methods that it lacks. Sigma:
 # those of a model; alpha_f: the share of its feature extractor; M: the models that a client receives.
-_OTHERS = {"local": "0", "heurfedamp": "2 Σ", "feddeper": "2 Σ", "elastic": "3 Σ"}
+_OTHERS = {
+    "local": "0",
+    **dict.fromkeys(("heurfedamp", "feddeper", "fedavg-ft", "apfl", "moon", "feddyn", "fedrod", "feddbe", "fedpac"), "2 Σ"),
+    **dict.fromkeys(("fedper", "fedbabu", "fedas"), "2 α_f Σ"),
+    "lg-fedavg": "2 (1 - α_f) Σ",
+    "elastic": "3 Σ",
+    "scaffold": "4 Σ",
+    "fedbn": "2 (Σ - BatchNorm)",
+    "fedproto": "prototypes",
+    "gpfl": "2 (α_f Σ + valve)",
+    "fedcp": "2 (Σ + policy)",
+}
 
 
 @cache
@@ -38,8 +56,7 @@ def table_3() -> dict[str, dict[str, float | None]]:
     """
     iterations = papers.seconds_per_iteration()
     total, initial, multiple = map(
-        papers.by_method,
-        ("total_time_min", "total_time_min_initial_stage", "comm_params_per_iter_in_units_of_Sigma"),
+        papers.by_method, ("total_time_min", "total_time_min_initial_stage", "comm_params_per_iter_in_units_of_Sigma")
     )
     return {
         method: {
@@ -54,24 +71,12 @@ def table_3() -> dict[str, dict[str, float | None]]:
     }
 
 
-@cache
-def _formulas() -> dict[str, str]:
-    found = {value.method: value.setting["formula"] for value in papers.printed() if "formula" in value.setting}
-    plain = {m: f.replace("alpha_f", "α_f").replace("Sigma", "Σ").replace("*", " ").replace("+", " + ") for m, f in found.items()}
-    return {**plain, **_OTHERS}
-
-
 def formula(method: str) -> str:
     """'2 Σ'; plugging in ALA changes nothing. Nothing for a plug-in's method."""
-    return _formulas().get(method.partition("+ala")[0], "")
-
-
-def _differences(spec: dict[str, Any]) -> tuple[str, ...] | None:
-    """What sets a run's protocol apart from the table's; None where dataset, model or partition is another."""
-    (place,) = TABLES["overhead"].places
-    if not papers.is_at(spec, place):
-        return None
-    return papers.differences(spec, BEST, place)
+    base = method.partition("+ala")[0]
+    printed = (value.setting["formula"] for value in papers.printed() if value.method == base and "formula" in value.setting)
+    plain = next(printed, "").replace("alpha_f", "α_f").replace("Sigma", "Σ").replace("*", " ").replace("+", " + ")
+    return _OTHERS.get(base, plain)
 
 
 @dataclass(frozen=True)
@@ -80,58 +85,57 @@ class CostCell:
 
     values: means over its runs, the multiple of FedAvg's round in the same setting, and what Table 3 has of the method where its
     setting is the table's ("paper_..."); None where there is nothing. differences: what of the protocol is not the paper's.
+    elsewhere: where or how its runs were made, if not as most of the setting.
     """
 
     values: dict[str, Any]
     runs: tuple[int, ...]
     differences: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+
+    @property
+    def compared(self) -> bool:
+        """Whether the paper's values stand beside it."""
+        return self.values["paper_rounds"] is not None
 
 
 @dataclass(frozen=True)
 class OverheadTable:
-    """cells[i][j] is rows[i] in settings[j]; None where there are no runs."""
+    """cells[i, j] is row i of `found` in its setting j, where there are runs with costs."""
 
-    settings: tuple[SharedSetting, ...]
-    rows: tuple[Row, ...]
-    cells: tuple[tuple[CostCell | None, ...], ...]
+    found: Arranged
+    cells: dict[tuple[int, int], CostCell]
     notes: tuple[str, ...]
 
     def grid(self) -> Grid:
-        columns = [
-            Column(
-                (*(setting.head if k == 0 else ("",) * len(setting.head)), *head),
-                tuple(CellText(_text(c, name, form, unit), runs=c.runs if c and k == 0 else ()) for c in cells),
-                beside=k > 0,
-            )
-            for setting, cells in zip(self.settings, zip(*self.cells, strict=True), strict=True)
-            for k, (head, name, form, unit) in enumerate(_columns(cells))
-        ]
+        columns: list[Column] = []
+        for j, setting in enumerate(self.found.settings):
+            cells = [self.cells.get((i, j)) for i in range(len(self.found.rows))]
+            compared = any(cell and cell.compared for cell in cells)
+            shown = [column for column in _COLUMNS if compared or not column[1].startswith("paper_")]
+            for k, (head, name, form, unit) in enumerate(shown):
+                above = ("",) * len(setting.head) if k else setting.head
+                entries = [CellText(_text(cell, name, form, unit), runs=cell.runs if cell and k == 0 else ()) for cell in cells]
+                columns.append(Column((*above, *head), tuple(entries), beside=k > 0))
         records = tuple(
             {
-                "setting": setting.title,
-                "protocol": setting.protocol,
-                "row": row.label,
-                "method": row.method,
-                "hyperparameters": row.hyperparameters,
+                "setting": self.found.settings[j].title,
+                "protocol": self.found.settings[j].protocol,
+                "row": self.found.rows[i].label,
+                "method": self.found.rows[i].method,
+                "hyperparameters": self.found.rows[i].hyperparameters,
                 **cell.values,
                 "paper_differences": cell.differences,
+                "made_elsewhere": cell.elsewhere,
                 "runs": cell.runs,
             }
-            for row, cells in zip(self.rows, self.cells, strict=True)
-            for setting, cell in zip(self.settings, cells, strict=True)
-            if cell
+            for (i, j), cell in self.cells.items()
         )
-        runs = tuple(run for row in self.cells for cell in row if cell for run in cell.runs)
-        return Grid("Overhead", tuple(row.label for row in self.rows), tuple(columns), self.notes, records, runs)
+        runs = tuple(run for cell in self.cells.values() for run in cell.runs)
+        return Grid("Overhead", tuple(row.label for row in self.found.rows), tuple(columns), self.notes, records, runs)
 
 
-def build(
-    engine: Engine,
-    filters: Filters = Filters(),
-    *,
-    tolerance: float = TOLERANCE,
-    paper: Paper = "auto",
-) -> OverheadTable:
+def build(engine: Engine, filters: Filters = Filters(), *, tolerance: float = TOLERANCE, paper: Paper = "auto") -> OverheadTable:
     """Costs of each method in each setting, means over its runs, beside FedAvg's.
 
     paper: as of `accuracy.build`; other datasets, models and partitions never have a value. tolerance: a run has converged at the
@@ -144,9 +148,13 @@ def build(
     spent = costs(engine, [run.id for runs in found.cells.values() for run in runs], tolerance / 100)
     if not spent:
         raise UserError("None of these runs has a trained and evaluated round.", "`pflbench runs list` shows what there is.")
-    known = {place: [spent[run.id] for run in runs if run.id in spent] for place, runs in found.cells.items()}
+    known = {place: [spent[run.id] for run in runs if run.id in spent] for place, runs in sorted(found.cells.items())}
     means = {place: _mean(group) for place, group in known.items() if group}
-    cells = [[_cell(means, found, i, j, paper) for j in range(len(found.settings))] for i in range(len(found.rows))]
+    made: dict[int, Counter[str]] = defaultdict(Counter)
+    for place in means:
+        made[place[1]].update(map(made_on, found.cells[place]))
+    usual = {j: counts.most_common(1)[0][0] for j, counts in made.items()}
+    cells = {place: _cell(means, found, place, paper, usual[place[1]]) for place in means}
     notes = (
         "Means over runs that differ in the seed. s/round: median over all rounds of reception and update, without evaluation; "
         "x FedAvg: as a multiple of FedAvg's in the same setting.",
@@ -155,20 +163,15 @@ def build(
         "Communication of one participant in one round, down and up together: parameters, and as a multiple of the model's size "
         "Σ; α_f: the share of the feature extractor, M: the models that a client receives.",
         *_paper_notes(found, cells),
-        "Times of different machines do not compare.",
-        "`pflbench runs show` names the machine of a run.",
+        f"Made on: {'; '.join(dict.fromkeys(usual.values()))}.",
+        *_machine_notes(found, cells),
         *found.notes,
     )
-    return OverheadTable(found.settings, found.rows, tuple(map(tuple, cells)), notes)
+    return OverheadTable(found, cells, notes)
 
 
-def _paper_notes(found: Arranged, cells: Sequence[Sequence[CostCell | None]]) -> list[str]:
-    shown = [
-        (found.rows[i].label, found.settings[j].title, cell.differences)
-        for i, line in enumerate(cells)
-        for j, cell in enumerate(line)
-        if cell and cell.values["paper_rounds"] is not None
-    ]
+def _paper_notes(found: Arranged, cells: Mapping[tuple[int, int], CostCell]) -> list[str]:
+    shown = [(found.rows[i].label, found.settings[j].title, cell.differences) for (i, j), cell in cells.items() if cell.compared]
     if not shown:
         return []
     return [
@@ -178,36 +181,55 @@ def _paper_notes(found: Arranged, cells: Sequence[Sequence[CostCell | None]]) ->
     ]
 
 
-def _mean(group: Sequence[Cost]) -> dict[str, float | None]:
+def made_on(run: Result) -> str:
+    """The machine of a run and its load, of the record: 'AMD EPYC, 2 cores, 1 run at a time'."""
+    command = str(run.environment.get("command", ""))
+    asked = re.search(r"(?<!\S)(?:--jobs[ =]|-j ?)(\w+)", command)
+    jobs = asked[1] if asked else "auto" if " sweep " in command else "1"
+    packed = run.environment.get("pack", {}).get("runs", 1)
+    load = labels.counted(int(jobs), "run") if jobs.isdigit() else "several runs"
+    return ", ".join([
+        run.device or "unknown machine",
+        labels.counted(run.environment.get("cores") or 1, "core"),
+        f"{load} at a time",
+        *([f"{packed} seeds together"] if packed > 1 else []),
+    ])  # fmt: skip
+
+
+def _machine_notes(found: Arranged, cells: Mapping[tuple[int, int], CostCell]) -> list[str]:
+    others: dict[str, dict[str, None]] = defaultdict(dict)
+    for (i, _), cell in cells.items():
+        for made in cell.elsewhere:
+            others[made][found.rows[i].label] = None
+    marked = [f"{ELSEWHERE}: another machine or load: {made} ({', '.join(of)})." for made, of in others.items()]
+    return [*marked, "Times of different machines or loads do not compare."]
+
+
+def _mean(group: Sequence[Cost]) -> Means:
     rows = [asdict(cost) for cost in group]
     return {
         name: None if any(row[name] is None for row in rows) else float(np.mean([row[name] for row in rows])) for name in rows[0]
     }
 
 
-def _cell(
-    means: dict[tuple[int, int], dict[str, float | None]], found: Arranged, i: int, j: int, shown: Paper
-) -> CostCell | None:
-    if (i, j) not in means:
-        return None
-    method, runs, cost = found.rows[i].method, found.cells[i, j], means[i, j]
-    baselines = (means[k, j]["seconds_round"] for k, row in enumerate(found.rows) if row.method == BASELINE and (k, j) in means)
+def _cell(means: Mapping[tuple[int, int], Means], found: Arranged, place: tuple[int, int], shown: Paper, usual: str) -> CostCell:
+    method, runs, cost = found.rows[place[0]].method, found.cells[place], means[place]
+    baselines = (mean["seconds_round"] for (i, j), mean in means.items() if (found.rows[i].method, j) == (BASELINE, place[1]))
     own, baseline = cost["seconds_round"], next(baselines, None)
-    differences = None if shown == "never" else _differences(runs[0].spec)
-    printed = None if differences is None or (differences and shown == "auto") else table_3().get(method)
+    (of_table_3,) = TABLES["overhead"].places
+    differences: tuple[str, ...] = ()
+    printed = None
+    if shown != "never" and papers.is_at(runs[0].spec, of_table_3):
+        differences = papers.differences(runs[0].spec, BEST, of_table_3)
+        printed = table_3().get(method) if shown == "always" or not differences else None
     values: dict[str, Any] = {
         **cost,
         "relative_to_fedavg": own / baseline if own is not None and baseline else None,
         "formula": formula(method),
         **(printed or dict.fromkeys(table_3()[BASELINE])),
     }
-    return CostCell(values, tuple(run.id for run in runs), (differences or ()) if printed else ())
-
-
-def _columns(cells: Sequence[CostCell | None]) -> list[tuple[tuple[str, ...], str, str, float]]:
-    """With the paper's columns beside ours where one of these cells has its values."""
-    compared = any(cell and cell.values["paper_rounds"] is not None for cell in cells)
-    return [column for column in _COLUMNS if compared or not column[1].startswith("paper_")]
+    elsewhere = tuple(dict.fromkeys(made for run in runs if (made := made_on(run)) != usual))
+    return CostCell(values, tuple(run.id for run in runs), differences if printed else (), elsewhere)
 
 
 def _text(cell: CostCell | None, name: str, form: str, unit: float) -> str:
@@ -217,7 +239,7 @@ def _text(cell: CostCell | None, name: str, form: str, unit: float) -> str:
     if value is None:
         return "" if is_paper else "-"
     text = value if isinstance(value, str) else format(value * unit, form)
-    return text + " †" * (is_paper and bool(cell.differences))
+    return text + " †" * (is_paper and bool(cell.differences)) + f" {ELSEWHERE}" * (name in TIMES and bool(cell.elsewhere))
 
 
 # Head, name of the value, its format and unit.

@@ -1,12 +1,12 @@
 """The columns of a paper's table, from the runs that there are.
 
-Runs belong to a cell by method, dataset, model and partition, and by what the table varies; whatever else sets their protocol
-apart from the paper's is named (see `paper`). Each protocol and partition has a column of its own.
+A run belongs to a cell by its method, dataset, model and partition, and by what the table varies. What else differs between its
+protocol and the paper's is named in a note (see `paper`). Each protocol and partition has a column of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,17 +14,23 @@ from sqlalchemy import Engine
 
 from pflbench import models
 from pflbench.errors import NothingYet, UserError
-from pflbench.report import blocks, labels, paper
+from pflbench.report import labels, paper
 from pflbench.report import statistics as stats
-from pflbench.report.arrangement import Arranged, SharedSetting, arrange
-from pflbench.report.needed import TABLES
-from pflbench.report.needs import MethodLine, Planned, TableNeeds, can_be
+from pflbench.report.arrangement import Arranged, Row, SharedSetting, arrange
+from pflbench.report.needed import LEADER, TABLES, MethodLine, Planned, TableNeeds
 from pflbench.report.paper import Place, PrintedValue
 from pflbench.report.selection import Filters
 from pflbench.report.tables import cell as cellular
 from pflbench.report.tables.cell import Cell, Cells
 from pflbench.store.rounds import CENTRAL, by_series
-from pflbench.store.runs import Result, RoundRule
+from pflbench.store.runs import RoundRule
+
+# Parameters of the models' blocks (methods.md 4), from the top, where a table varies ALA's range: building them needs torch.
+BLOCKS = {
+    ("tiny", "cnn"): (102_600, 5_538_304, 51_264, 2_432),
+    ("tiny", "resnet18"): (102_600, 8_393_728, 2_099_712, 525_568, 147_968, 9_536),
+    ("agnews", "fasttext"): (132, 1_056, 3_156_320),
+}
 
 
 @dataclass(frozen=True)
@@ -57,129 +63,105 @@ def filtered(declared: TableNeeds, filters: Filters) -> TableNeeds:
 
 def named(kind: str, asked: Iterable[str], items: tuple[Any, ...], names: Any) -> tuple[Any, ...]:
     """The items that have one of the names asked for, in any case; all where none is. Raises UserError for a name of none."""
-    asked = [text.casefold() for text in asked]
-    for text in asked:
-        if not any(text == name.casefold() for item in items for name in names(item)):
-            raise UserError(
-                f"This table has no {kind} '{text}'.", f"It has: {', '.join(dict.fromkeys(names(item)[0] for item in items))}."
-            )
-    return tuple(item for item in items if not asked or any(name.casefold() in asked for name in names(item)))
+    wanted = [text.casefold() for text in asked]
+    own = [{name.casefold() for name in names(item)} for item in items]
+    for text in wanted:
+        if not any(text in one for one in own):
+            there = ", ".join(dict.fromkeys(names(item)[0] for item in items))
+            raise UserError(f"This table has no {kind} '{text}'.", f"It has: {there}.")
+    return tuple(item for item, one in zip(items, own, strict=True) if not wanted or one & {*wanted})
 
 
 def columns(
-    engine: Engine,
-    filters: Filters,
-    declared: TableNeeds,
-    beside: Collection[Place],
-    rule: RoundRule,
-    wanted: stats.Statistics,
+    engine: Engine, filters: Filters, declared: TableNeeds, rule: RoundRule, wanted: stats.Statistics
 ) -> tuple[list[AccuracyColumn], list[str]]:
-    """The columns, and what was not run or not counted, in words. beside: places that are left out where they were not run."""
-    found, at, left = _collected(engine, filters, declared, rule)
-    made = [
-        column
-        for place in declared.places
-        for column in _columns(declared, place, found, at.get(place, []), rule, wanted)
-        if place not in beside or any(column.cells)
-    ]
-    return made, [*_missing(declared, made, beside), *_hidden(made, declared, found), *left]
+    """The columns, and what was not run or not counted, in words."""
+    found, where = _collected(engine, filters, declared, rule)
+    made = []
+    for place in declared.places:
+        here = [j for j, setting in enumerate(found.settings) if where[setting.protocol] == place]
+        every = _columns(declared, place, found, here, rule, wanted)
+        made += [column for column in every if place not in declared.beside or any(column.cells)]
+    return made, [*_missing(declared, made), *_hidden(made, declared, found), *found.notes]
 
 
 def _collected(
     engine: Engine, filters: Filters, declared: TableNeeds, rule: RoundRule
-) -> tuple[Arranged, dict[Place, list[int]], list[str]]:
-    """The runs that belong to the table, arranged; the settings at each place; and what was left out, in words."""
+) -> tuple[Arranged, dict[str, Place | None]]:
+    """The runs that belong to the table, arranged, with notes about others; and the place of each protocol."""
     methods = {cell.line.method for cell in declared.needed}
-    where: dict[str, Place | None] = {}
-
-    def place(run: Result) -> Place | None:
-        if run.protocol not in where:
-            where[run.protocol] = _place(run.spec, declared)
-        return where[run.protocol]
-
     try:
-        found = filters.unnamed().select(engine, rule, lambda run: run.method in methods and place(run) is not None)
+        every = filters.unnamed().matching(engine, rule)
     except NothingYet:
         raise _nothing(declared) from None
-    runs = [run for cell in found.cells.values() for run in cell]
-    notes = list(found.notes)
-    if declared.places[0].central:
-        tested = by_series(engine, runs, CENTRAL, rule)
-        if len(tested) < len(runs):
-            held = labels.counted(len(runs) - len(tested), "run")
-            notes.append(f"Not counted: {held} without a central test set (--central-test).")
-        runs = tested
-    if not any(_matches(run.spec["method"], line) for run in runs for line in declared.lines):
+    where = {protocol: _place(spec, declared) for protocol, spec in {run.protocol: run.spec for run in every}.items()}
+    ours = [run for run in every if run.method in methods and where[run.protocol] is not None]
+    if not ours:
         raise _nothing(declared)
-    found = arrange(runs)
-    at: dict[Place, list[int]] = {}
-    for j, setting in enumerate(found.settings):
-        if (here := where[setting.protocol]) is not None:
-            at.setdefault(here, []).append(j)
-    return found, at, notes
+    found = filters.unnamed().arranged(engine, ours)
+    if declared.places[0].central:
+        runs = [run for cell in found.cells.values() for run in cell]
+        tested = by_series(engine, runs, CENTRAL, rule)
+        notes = found.notes
+        if less := len(runs) - len(tested):
+            notes = (*notes, f"Not counted: {labels.counted(less, 'run')} without a central test set (--central-test).")
+        found = replace(arrange(tested), notes=notes)
+    if not any(_matches(row, line) for row in found.rows for line in declared.lines):
+        raise _nothing(declared)
+    return found, where
 
 
 def _nothing(declared: TableNeeds) -> UserError:
-    first = next((cell for cell in declared.needed if cell.known and cell.place not in declared.beside), None)
+    first = next((cell for cell in declared.needed if cell.known), None)
     hint = f"A first part of it: {first.command}" if first else "pflbench does not have its datasets."
     return NothingYet(f"Nothing of the table '{declared.name}' ({declared.source}) was run yet.", hint)
 
 
 def _place(spec: dict[str, Any], declared: TableNeeds) -> Place | None:
     """The nearest of the table's places to which a run belongs; None if a place of another table is nearer."""
+    places = (place for table in (declared, *TABLES.values()) for place in table.places)
+    distances = {place: _distance(spec, place) for place in places if paper.is_at(spec, place)}
     here = {"clients": spec["partition"]["clients"], "join_ratio": spec["train"]["join_ratio"]}
-    fits = [
-        place
-        for place in declared.places
-        if paper.is_at(spec, place) and all(getattr(place, key) == here[key] for key in declared.same)
-    ]
-    nearest = min(fits, key=lambda place: _distance(spec, place), default=None)
-    if nearest is None or any(
-        paper.is_at(spec, other) and _distance(spec, other) < _distance(spec, nearest)
-        for table in TABLES.values()
-        for other in table.places
-    ):
-        return None
-    return nearest
+    fits = [p for p in declared.places if p in distances and all(getattr(p, key) == here[key] for key in declared.same)]
+    nearest = min(fits, key=distances.__getitem__, default=None)
+    return nearest if nearest and distances[nearest] == min(distances.values()) else None
 
 
 def _distance(spec: dict[str, Any], place: Place) -> int:
     return len(paper.setting_differences(spec, place))
 
 
-def _matches(method: dict[str, Any], line: MethodLine) -> bool:
-    own = method["hyperparameters"]
-    return bool(method["name"] == line.method and all(own.get(name) == value for name, value in line.varied))
+def _matches(row: Row, line: MethodLine) -> bool:
+    return row.method == line.method and all(row.hyperparameters.get(name) == value for name, value in line.varied)
 
 
 def _columns(
-    declared: TableNeeds,
-    place: Place,
-    found: Arranged,
-    here: Sequence[int],
-    rule: RoundRule,
-    wanted: stats.Statistics,
+    declared: TableNeeds, place: Place, found: Arranged, here: Sequence[int], rule: RoundRule, wanted: stats.Statistics
 ) -> list[AccuracyColumn]:
     """A column for each of the settings `here` with runs of the table's lines, the paper's protocol first; or an empty one."""
     planned = [declared.planned(line, place) for line in declared.lines]
-    possible = [can_be(line, place) for line in declared.lines]
     printed = tuple(cell.reference for cell in planned)
     filled = {j: tuple(_filled(found, j, cell, rule, wanted) for cell in planned) for j in here}
     run = sorted((j for j in here if any(filled[j])), key=lambda j: _distance(found.settings[j].spec, place))
     made = []
-    for j in run:
-        setting = found.settings[j]
-        apart = setting.head[2:] if len(run) > 1 else ()
-        head = tuple(dict.fromkeys((*_head(declared, place, labels.other_content(setting.spec)), *apart)))
-        leader = None
-        if declared.leader is not None:
-            leader = _filled(found, j, declared.planned(MethodLine(declared.leader), place), rule, wanted)
-        verdicts = _verdicts(declared, filled[j], possible, leader)
-        gains = [_improvement(found, j, cell) for cell in filled[j]]
-        made.append(AccuracyColumn(head, setting, filled[j], printed, verdicts, place, _extra(declared, place, gains)))
-    empty: tuple[None, ...] = (None,) * len(planned)
-    none = _verdicts(declared, empty, possible, None)
-    return made or [AccuracyColumn(_head(declared, place), None, empty, printed, none, place, _extra(declared, place, empty))]
+    shown: Sequence[int | None] = run or [None]
+    for j in shown:
+        head, setting, leader = _head(declared, place), None, None
+        cells: Cells = (None,) * len(planned)
+        gains: list[float | None] = [None] * len(planned)
+        if j is not None:
+            cells, setting = filled[j], found.settings[j]
+            apart = setting.head[2:] if len(run) > 1 else ()
+            head = tuple(dict.fromkeys((head[0] + labels.other_content(setting.spec), *head[1:], *apart)))
+            gains = [_improvement(found, j, cell) if cell else None for cell in cells]
+            if declared.ranked:
+                leader = _filled(found, j, declared.planned(MethodLine(LEADER), place), rule, wanted)
+        verdicts = tuple(
+            cellular.judge(cell, leader, declared.ranked) if cell or line.fits(place) else None
+            for cell, line in zip(cells, declared.lines, strict=True)
+        )
+        made.append(AccuracyColumn(head, setting, cells, printed, verdicts, place, _extra(declared, place, gains)))
+    return made
 
 
 def _extra(declared: TableNeeds, place: Place, gains: Sequence[float | None]) -> dict[str, Sequence[Any]]:
@@ -195,10 +177,11 @@ def _extra(declared: TableNeeds, place: Place, gains: Sequence[float | None]) ->
 
 def _weights(line: MethodLine, place: Place) -> tuple[int | None, int | None, tuple[str, ...]]:
     """The weights that ALA learns, ours and the paper's, and the blocks of its range. Nothing for a p beyond the model."""
-    varied = dict(line.varied)
-    covered = paper.covered().get((place.model, varied["p"]), ())
-    ours = blocks.weights(place.model, place.dataset, varied["p"]) if covered else None
-    return ours, paper.trained_weights().get((place.dataset, place.model, varied["s"], varied["p"])), covered
+    s, p = (dict(line.varied)[name] for name in ("s", "p"))
+    theirs = paper.trained_weights().get((place.dataset, place.model, s, p))
+    if not line.fits(place):
+        return None, theirs, ()
+    return sum(BLOCKS[place.dataset, place.model][:p]), theirs, models.MODELS[place.model].blocks[p - 1 :: -1]
 
 
 def _filled(found: Arranged, j: int, planned: Planned, rule: RoundRule, wanted: stats.Statistics) -> Cell | None:
@@ -206,7 +189,7 @@ def _filled(found: Arranged, j: int, planned: Planned, rule: RoundRule, wanted: 
     fits = []
     for i, row in enumerate(found.rows):
         runs = found.cells.get((i, j), ())
-        if runs and _matches(runs[0].spec["method"], planned.line):
+        if runs and _matches(row, planned.line):
             fits.append((paper.differences(runs[0].spec, rule, planned.place, planned.line.varied), row.version, runs))
     if not fits:
         return None
@@ -214,10 +197,8 @@ def _filled(found: Arranged, j: int, planned: Planned, rule: RoundRule, wanted: 
     return cellular.make(runs, wanted, planned.reference, differences)
 
 
-def _improvement(found: Arranged, j: int, cell: Cell | None) -> float | None:
+def _improvement(found: Arranged, j: int, cell: Cell) -> float | None:
     """By how many points ALA improves a method: against the same method with the same hyperparameters, in the same setting."""
-    if cell is None:
-        return None
     name, hyperparameters = cell.method["name"], cell.method["hyperparameters"]
     base = name.removesuffix("+ala")
     # What ALA itself decides of the method is not the same, nor could it be.
@@ -233,39 +214,32 @@ def _improvement(found: Arranged, j: int, cell: Cell | None) -> float | None:
     return None
 
 
-def _verdicts(declared: TableNeeds, cells: Cells, possible: Sequence[bool], leader: Cell | None) -> tuple[str | None, ...]:
-    """None of what cannot be run."""
-    ranked = declared.leader is not None
-    return tuple(cellular.judge(cell, leader, ranked) if cell or can else None for cell, can in zip(cells, possible, strict=True))
-
-
 def _hidden(made: Sequence[AccuracyColumn], declared: TableNeeds, found: Arranged) -> list[str]:
     """How many runs of the table's methods have no cell: a reader may look for them."""
     shown = {run for column in made for cell in column.cells if cell for run in cell.runs}
-    runs = [run for same in found.cells.values() for run in same if run.id not in shown]
-    more = [run for run in runs if any(_matches(run.spec["method"], line) for line in declared.lines)]
-    if not more:
+    ours = {i for i, row in enumerate(found.rows) if any(_matches(row, line) for line in declared.lines)}
+    hidden = sum(run.id not in shown for (i, _), runs in found.cells.items() if i in ours for run in runs)
+    if not hidden:
         return []
-    held = labels.counted(len(more), "run")
+    held = labels.counted(hidden, "run")
     return [f"Not shown: {held} with other hyperparameters or an older version; `pflbench table accuracy` has them."]
 
 
-def _missing(declared: TableNeeds, made: Sequence[AccuracyColumn], beside: Collection[Place]) -> list[str]:
+def _missing(declared: TableNeeds, made: Sequence[AccuracyColumn]) -> list[str]:
     """What of the table was not run, and the command for the first of it."""
-    cells = [planned for planned in declared.cells if planned.place not in beside]
     run = {(line, column.place) for column in made for line, cell in zip(declared.lines, column.cells, strict=True) if cell}
-    missing = [planned for planned in cells if (planned.line, planned.place) not in run]
+    missing = [planned for planned in declared.cells if (planned.line, planned.place) not in run]
     notes = []
     if missing:
         first = next((planned for planned in missing if planned.known), None)
         todo = f"; next: {first.command}" if first else ""
-        notes.append(f"Not run: {len(missing)} of {labels.counted(len(cells), 'cell')}{todo}.")
+        notes.append(f"Not run: {len(missing)} of {labels.counted(len(declared.cells), 'cell')}{todo}.")
     foreign = dict.fromkeys(planned.place.dataset for planned in missing if not planned.known)
     return notes + [f"pflbench does not have the dataset {name}." for name in foreign]
 
 
-def _head(declared: TableNeeds, place: Place, content: str = "") -> tuple[str, ...]:
-    """Dataset, with a content that is not the official one, and partition, and what else differs between its places."""
+def _head(declared: TableNeeds, place: Place) -> tuple[str, ...]:
+    """Dataset and partition, and what else differs between its places."""
     alike = [other for other in declared.places if (other.dataset, other.partition) == (place.dataset, place.partition)]
     more = {
         "model": models.title(place.model),
@@ -275,4 +249,4 @@ def _head(declared: TableNeeds, place: Place, content: str = "") -> tuple[str, .
     }
     apart = [text for key, text in more.items() if key in declared.same or len({getattr(other, key) for other in alike}) > 1]
     partition = () if place.partition == paper.UNKNOWN else (place.partition_label,)
-    return ((labels.label_title(place.data) or place.data) + content, *partition, *apart)
+    return (labels.label_title(place.data) or place.data, *partition, *apart)

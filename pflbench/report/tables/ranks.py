@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,19 +12,20 @@ from sqlalchemy import Engine
 
 from pflbench.errors import NothingYet
 from pflbench.report import selection
-from pflbench.report.arrangement import Row, SharedSetting
+from pflbench.report.arrangement import Arranged, Row, SharedSetting
 from pflbench.report.labels import counted
 from pflbench.report.selection import Filters
 from pflbench.report.statistics import LEVEL, p_text
 from pflbench.report.tables.grid import CellText, Column, Grid
 from pflbench.store.runs import RoundRule
 
+_ROWS, _SETTINGS = 3, 2  # that ranks need
 _FEWEST = 10  # settings, below which the distribution of Friedman's statistic is only roughly that of chi squared
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """accuracy: mean over seeds in percent, [rows, settings]. average: ranks [rows], 1 is best, ties share theirs.
+    """Rows from the best average rank on. accuracy: mean over seeds in percent, [rows, settings]. average: 1 is best, ties share.
 
     statistic, p: Friedman's. nemenyi: p of each pair of rows. critical: ranks further apart than this differ at 0.05.
     findings: how it was tested and with what result, in words. left_out: which runs do not count.
@@ -52,76 +54,85 @@ class Ranks:
         return (*self.findings, *self.left_out)
 
     def grid(self) -> Grid:
-        order = np.argsort(self.average, kind="stable").tolist()
-        top = order[0]
-        ranks = tuple(CellText(f"{self.average[i]:.2f}" + " *" * (i == top), i == top, self.runs[i]) for i in order)
-        means = tuple(CellText(f"{self.accuracy[i].mean():.2f}") for i in order)
-        p = tuple(CellText("" if i == top else p_text(float(self.nemenyi[i, top]))) for i in order)
+        names = tuple(row.label for row in self.rows)
+        means = self.accuracy.mean(axis=1)
+        ranks = tuple(CellText(f"{rank:.2f}" + " *" * (i == 0), i == 0, self.runs[i]) for i, rank in enumerate(self.average))
+        p = (CellText(""), *(CellText(p_text(float(p))) for p in self.nemenyi[1:, 0]))
         columns = (
             Column(("average", "rank"), ranks),
-            Column(("mean over", "settings"), means),
-            Column(("p (Nemenyi)", f"against {self.rows[top].label}"), p),
+            Column(("mean over", "settings"), tuple(CellText(f"{mean:.2f}") for mean in means)),
+            Column(("p (Nemenyi)", f"against {names[0]}"), p),
         )
         records = tuple(
             {
-                "row": self.rows[i].label,
-                "method": self.rows[i].method,
-                "hyperparameters": self.rows[i].hyperparameters,
+                "row": row.label,
+                "method": row.method,
+                "hyperparameters": row.hyperparameters,
                 "round_rule": self.round_rule,
                 "average_rank": float(self.average[i]),
-                "mean": float(self.accuracy[i].mean()),
-                "nemenyi": {self.rows[k].label: float(self.nemenyi[i, k]) for k in order if k != i},
+                "mean": float(means[i]),
+                "nemenyi": {name: float(p) for k, (name, p) in enumerate(zip(names, self.nemenyi[i], strict=True)) if k != i},
                 "runs": self.runs[i],
             }
-            for i in order
+            for i, row in enumerate(self.rows)
         )
         document = {
             "settings": [setting.title for setting in self.settings],
             "friedman": {"statistic": self.statistic, "p": self.p},
             "critical_difference": self.critical,
         }
-        labels = tuple(self.rows[i].label for i in order)
         runs = tuple(run for row in self.runs for run in row)
-        return Grid("Average ranks", labels, columns, self.notes, records, runs, document)
+        return Grid("Average ranks", names, columns, self.notes, records, runs, document)
 
 
-def build(
-    engine: Engine,
-    filters: Filters = Filters(),
-    *,
-    round_rule: RoundRule | str = "best",
-) -> Ranks:
-    """Ranks by the mean over seeds, over the settings in which every row has runs.
+def build(engine: Engine, filters: Filters = Filters(), *, round_rule: RoundRule | str = "best") -> Ranks:
+    """Ranks by the mean over seeds, over settings in which every row has runs; rows with too few settings are left out.
 
     Raises UserError for fewer than three rows or two such settings: then there is nothing to test.
     """
     rule = selection.parse(round_rule) if isinstance(round_rule, str) else round_rule
     found = filters.select(engine, rule)
-    rows = range(len(found.rows))
-    full = [j for j in range(len(found.settings)) if all((i, j) in found.cells for i in rows)]
-    if len(rows) < 3 or len(full) < 2:
+    rows, full = _complete(found)
+    if len(rows) < _ROWS or len(full) < _SETTINGS:
         raise NothingYet(
             f"Ranks need three rows with runs in the same two settings; here are {len(rows)} with {len(full)}.",
             "Choose methods that were run in the same settings with -m: `pflbench table accuracy` shows which.",
         )
     accuracy = np.array([[np.mean([100 * (run.value or 0.0) for run in found.cells[i, j]]) for j in full] for i in rows])
     average, statistic, p = friedman(accuracy)
+    order = np.argsort(average, kind="stable")
     missing = len(found.settings) - len(full)
     left_out = (f"Left out: {counted(missing, 'setting')} without runs of every row.",) if missing else ()
+    held = Counter(i for i, _ in found.cells)
+    few = [f"{row.label} ({counted(held[i], 'setting')})" for i, row in enumerate(found.rows) if i not in rows]
+    if few:
+        left_out = (f"Left out, with runs in too few settings: {', '.join(few)}.", *left_out)
     return Ranks(
         round_rule=str(rule),
         settings=tuple(found.settings[j] for j in full),
-        rows=found.rows,
-        accuracy=accuracy,
-        average=average,
+        rows=tuple(found.rows[rows[k]] for k in order),
+        accuracy=accuracy[order],
+        average=average[order],
         statistic=statistic,
         p=p,
-        nemenyi=nemenyi(average, len(full)),
+        nemenyi=nemenyi(average[order], len(full)),
         critical=critical_difference(len(rows), len(full)),
-        runs=tuple(tuple(run.id for j in full for run in found.cells[i, j]) for i in rows),
+        runs=tuple(tuple(run.id for j in full for run in found.cells[rows[k], j]) for k in order),
         findings=_findings(rule, len(rows), len(full), statistic, p),
         left_out=(*left_out, *found.notes),
     )
+
+
+def _complete(found: Arranged) -> tuple[list[int], list[int]]:
+    """Rows, and the settings in which all of them have runs: so that as many cells as possible count.
+
+    Rows with the fewest settings are left out first. Of equally many cells, those with more settings.
+    """
+    held = [{j for row, j in found.cells if row == i} for i in range(len(found.rows))]
+    order = sorted(range(len(held)), key=lambda i: -len(held[i]))
+    first = [order[:n] for n in range(min(_ROWS, len(order)), len(order) + 1)]
+    choices = [(sorted(rows), sorted(set.intersection(*(held[i] for i in rows)))) for rows in first]
+    return max(choices, key=lambda choice: (len(choice[1]) >= _SETTINGS, len(choice[0]) * len(choice[1])))
 
 
 def _findings(rule: RoundRule, rows: int, settings: int, statistic: float, p: float) -> tuple[str, ...]:

@@ -15,33 +15,37 @@ from pflbench.store.database import reading, writing
 from pflbench.store.failures import friendly, place
 from pflbench.store.schema import Base, RunRow, SweepRow
 
-Progress = Callable[[str, int, int], None]
-"""Called with a table's name, the number of copied rows, and the number of all its rows."""
 
-# Rows per insert: an array can have many megabytes, a specification a few kilobytes.
-_ROWS, _OF_JSON, _OF_BLOBS = 5_000, 100, 1
-
-
-def copy(source: Engine, target: Engine, progress: Progress = lambda table, done, rows: None) -> dict[str, int]:
+def copy(source: Engine, target: Engine, progress: Callable[[str, int, int], None] | None = None) -> dict[str, int]:
     """Copies a snapshot of all rows in one transaction; returns their number by table.
 
-    Raises UserError if the target has rows, or refuses one. Then nothing was copied.
+    progress: called with a table's name, the number of copied rows, and the number of all its rows. Raises UserError if the
+    target has rows, or refuses one. Then nothing was copied.
     """
     tables = Base.metadata.sorted_tables
-    counts = {}
     with reading(source) as reader, writing(target) as writer:
-        _read_snapshot(reader)
+        if reader.dialect.name == "postgresql":  # SQLite's transactions hide later commits of other processes by themselves
+            reader.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         _require_empty(writer, tables, place(target.url))
+        counts = {table.name: int(reader.scalar(select(func.count()).select_from(table)) or 0) for table in tables}
         for table in tables:
-            rows = int(reader.scalar(select(func.count()).select_from(table)) or 0)
             done = 0
-            for chunk in _chunks(reader, table):
-                _insert(writer, table, [_located(table, row, source.url, target.url) for row in chunk])
-                done += len(chunk)
-                progress(table.name, done, rows)
-            counts[table.name] = done
+            for rows in chunks(reader, select(table).order_by(*table.primary_key)):
+                _insert(writer, table, [_located(table, row, source.url, target.url) for row in rows])
+                done += len(rows)
+                if progress is not None:
+                    progress(table.name, done, counts[table.name])
         _advance_ids(writer, tables)
     return counts
+
+
+def chunks(connection: Connection, query: Any) -> Iterator[list[dict[str, Any]]]:
+    """The rows of a query: single ones with arrays, which can have many megabytes, and few with specifications."""
+    kinds = {type(column.type) for column in query.selected_columns}
+    size = 1 if sa.LargeBinary in kinds else 100 if sa.JSON in kinds else 5_000
+    with friendly(connection.engine.url):  # an error names this database, not the one that is written
+        for rows in connection.execute(query, execution_options={"yield_per": size}).mappings().partitions():
+            yield [dict(row) for row in rows]
 
 
 def _advance_ids(connection: Connection, tables: list[Table]) -> None:
@@ -56,16 +60,9 @@ def _advance_ids(connection: Connection, tables: list[Table]) -> None:
 
 def unfinished(target: Engine) -> int:
     """The number of unfinished runs, whose checkpoints were not copied."""
-    run = Base.metadata.tables["run"]
-    query = select(func.count()).select_from(run).where(run.c.status.not_in(("finished", "diverged")))
+    query = select(func.count()).select_from(RunRow).where(RunRow.status.not_in(("finished", "diverged")))
     with reading(target) as connection:
         return int(connection.scalar(query) or 0)
-
-
-def _read_snapshot(connection: Connection) -> None:
-    """Hides later commits of other processes. SQLite's transactions do so by themselves."""
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 
 
 def _require_empty(connection: Connection, tables: list[Table], name: str) -> None:
@@ -75,16 +72,6 @@ def _require_empty(connection: Connection, tables: list[Table], name: str) -> No
                 f"{name} is not empty: there are rows in {table.name}.",
                 "Copy into a new database; `pflbench import` adds the runs of a file to one that has some.",
             )
-
-
-def _chunks(connection: Connection, table: Table) -> Iterator[list[dict[str, Any]]]:
-    kinds = [column.type for column in table.columns]
-    size = _OF_JSON if any(isinstance(kind, sa.JSON) for kind in kinds) else _ROWS
-    size = _OF_BLOBS if any(isinstance(kind, sa.LargeBinary) for kind in kinds) else size
-    query = select(table).order_by(*table.primary_key)
-    with friendly(connection.engine.url):  # an error names this database, not the one that is written
-        for part in connection.execution_options(yield_per=size).execute(query).mappings().partitions():
-            yield [dict(row) for row in part]
 
 
 def _located(table: Table, row: dict[str, Any], source: URL, target: URL) -> dict[str, Any]:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import IO, Any
 
+from pydantic_core import to_json
 from sqlalchemy import JSON, Double, Engine, func, select, type_coerce
 
 from pflbench.plain import in_csv, privately
+from pflbench.store import measures
+from pflbench.store.arrays import unpack_array
 from pflbench.store.database import reading
 from pflbench.store.runs import RoundRule, counted
-from pflbench.store.schema import ClientRoundRow, PartitionRow, RoundRow, RunRow
+from pflbench.store.schema import ArtifactRow, ClientRoundRow, PartitionRow, RoundRow, RunRow
 
 CHUNK = 50_000  # rows: some 20 MB
 Values = Sequence[Any]
@@ -47,6 +49,15 @@ def rows(engine: Engine, kind: str, runs: Collection[int] | None = None, *, chun
     query = KINDS[kind]()
     if runs is not None:
         query = query.where(RunRow.id.in_(runs))
+    if kind == "measures":
+        identity = {c.name: c.type.python_type for c in _IDENTITY}
+        columns = {
+            **identity,
+            "round": int,
+            "client": int,
+            **dict.fromkeys((c.replace("-", "_") for c in measures.COLUMNS), float),
+        }
+        return Rows(columns, _of_arrays(engine, query))
     columns = {c.name: dict if isinstance(c.type, JSON) else c.type.python_type for c in query.selected_columns}
     return Rows(columns, _chunks(engine, query, chunk))
 
@@ -107,17 +118,26 @@ def _rounds() -> Any:
 
 
 def _clients() -> Any:
-    accuracy = type_coerce(ClientRoundRow.correct * 1.0 / func.nullif(ClientRoundRow.total, 0), Double)
-    columns = (
-        ClientRoundRow.round,
-        ClientRoundRow.client,
-        ClientRoundRow.correct,
-        ClientRoundRow.total,
-        accuracy.label("accuracy"),
-        ClientRoundRow.loss,
-    )
-    order = (RunRow.id, ClientRoundRow.round, ClientRoundRow.client)
-    return select(*_IDENTITY, *columns).join(ClientRoundRow, ClientRoundRow.run_id == RunRow.id).order_by(*order)
+    c = ClientRoundRow
+    accuracy = type_coerce(c.correct * 1.0 / func.nullif(c.total, 0), Double).label("accuracy")
+    query = select(*_IDENTITY, c.round, c.client, c.correct, c.total, accuracy, c.loss).join(c, c.run_id == RunRow.id)
+    return query.order_by(RunRow.id, c.round, c.client)
+
+
+def _measures() -> Any:
+    a = ArtifactRow
+    query = select(*_IDENTITY, a.round, a.dtype, a.shape, a.data).join(a, (a.run_id == RunRow.id) & (a.name == measures.NAME))
+    return query.order_by(RunRow.id, a.round)
+
+
+def _of_arrays(engine: Engine, query: Any) -> Iterator[list[Values]]:
+    """A row without a client for each run and round, and one for each client that was tested; null: not defined."""
+    with reading(engine) as c:
+        for *identity, dtype, shape, data in c.execution_options(yield_per=100).execute(query):
+            array = unpack_array(data, dtype, shape)
+            values = [[None if value != value else value for value in row] for row in array.tolist()]
+            tested = (k for k, row in enumerate(values) if k == 0 or any(value is not None for value in row))
+            yield [(*identity, None if k == 0 else k - 1, *values[k]) for k in tested]
 
 
 def _chunks(engine: Engine, query: Any, size: int) -> Iterator[list[Values]]:
@@ -126,14 +146,12 @@ def _chunks(engine: Engine, query: Any, size: int) -> Iterator[list[Values]]:
             yield [tuple(_shown(value) if isinstance(value, str | dict) else value for value in row) for row in part]
 
 
+_shown_text = lru_cache(1000)(privately)
+
+
 def _shown(value: Any) -> Any:
     """The value without hosts, users and paths of the machine."""
     return _shown_text(value) if isinstance(value, str) else privately(value)
-
-
-@lru_cache(1000)
-def _shown_text(text: str) -> str:
-    return str(privately(text))
 
 
 def _csv(found: Rows, out: IO[bytes]) -> None:
@@ -151,22 +169,13 @@ def _csv_lines(out: IO[bytes], lines: Sequence[Values]) -> None:
 
 
 def _json(found: Rows, out: IO[bytes]) -> None:
-    """An array with one object per line."""
-    names = list(found.columns)
-    before = "[\n"
+    """An array with one object per line. JSON has no infinity: it becomes null."""
+    before = b"[\n"
     for chunk in found.chunks:
-        lines = [_json_object(dict(zip(names, values, strict=True))) for values in chunk]
-        out.write((before + ",\n".join(lines)).encode())
-        before = ",\n"
-    out.write(b"[]\n" if before == "[\n" else b"\n]\n")
-
-
-def _json_object(record: dict[str, Any]) -> str:
-    try:
-        return json.dumps(record, ensure_ascii=False, allow_nan=False)
-    except ValueError:  # JSON has no infinity
-        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-        return json.dumps(finite, ensure_ascii=False, allow_nan=False)
+        records = (dict(zip(found.columns, values, strict=True)) for values in chunk)
+        out.write(before + b",\n".join(to_json(record, inf_nan_mode="null") for record in records))
+        before = b",\n"
+    out.write(b"[]\n" if before == b"[\n" else b"\n]\n")
 
 
 def _parquet(found: Rows, out: IO[bytes]) -> None:
@@ -191,5 +200,5 @@ def _plain(columns: dict[str, type], chunk: list[Values]) -> list[Values]:
     return [[json.dumps(v, ensure_ascii=False) if i in nested else v for i, v in enumerate(values)] for values in chunk]
 
 
-KINDS: dict[str, Callable[[], Any]] = {"runs": _runs, "rounds": _rounds, "clients": _clients}
+KINDS: dict[str, Callable[[], Any]] = {"runs": _runs, "rounds": _rounds, "clients": _clients, "measures": _measures}
 FORMATS: dict[str, Callable[[Rows, IO[bytes]], None]] = {"csv": _csv, "parquet": _parquet, "json": _json}

@@ -14,18 +14,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from sqlalchemy import URL, Connection, Engine, Table, func, insert, inspect, make_url, select
+from sqlalchemy import URL, Connection, Engine, func, insert, inspect, make_url, select
 
 from pflbench.errors import UserError
 from pflbench.store import rules
 from pflbench.store.database import again_if_there, as_it_is, connect_read_only, head, inserted, reading, to_url, upgrade, writing
 from pflbench.store.exchange.backup import backup
+from pflbench.store.exchange.copy import chunks
 from pflbench.store.failures import friendly, sqlite_path
 from pflbench.store.paths import in_spec, kept_or_named, moved
 from pflbench.store.runs import ALL, Run, attempts, stored
 from pflbench.store.schema import ArtifactRow, Base, ClientRoundRow, PartitionRow, RoundRow, RunRow, SeriesRow
 
-ON_CONFLICT = ("skip", "attempt")
 # new: copied. attempt: copied as the next attempt of a key that this database has. same: this database has the run.
 # behind: not copied; both runs are unfinished, and only the one here has a checkpoint, though the other got further.
 # conflict: not copied; the numbers differ.
@@ -33,10 +33,8 @@ What = Literal["new", "attempt", "same", "behind", "conflict"]
 
 _NOTHING = "Nothing of it was taken."
 _MAGIC = b"SQLite format 3\0"
-_ROWS = 10_000
-# Rows per insert: an array can have many megabytes.
-_COPIED = {RoundRow: _ROWS, ClientRoundRow: _ROWS, SeriesRow: _ROWS, ArtifactRow: 1}
-_COMPARED = (RoundRow, ClientRoundRow, SeriesRow)
+_COMPARED: tuple[type[Base], ...] = (RoundRow, ClientRoundRow, SeriesRow)
+_COPIED: tuple[type[Base], ...] = (*_COMPARED, ArtifactRow)
 _MAY_DIFFER = {"run_id", "seconds_receive", "seconds_update", "seconds_evaluate", "peak_memory"}
 
 
@@ -146,9 +144,9 @@ def _require_no_views(connection: Connection, name: str) -> None:
 
 
 def _require_columns(connection: Connection, name: str) -> None:
-    found = inspect(connection)
+    found = inspect(connection).get_multi_columns()
     for table in Base.metadata.sorted_tables:
-        present = [column["name"] for column in found.get_columns(table.name)] if found.has_table(table.name) else []
+        present = {column["name"] for column in found.get((None, table.name), ())}
         if missing := [column.name for column in table.columns if column.name not in present]:
             raise UserError(f"{name}, table {table.name}: no column '{missing[0]}'.", _NOTHING)
 
@@ -180,16 +178,12 @@ def _decide(own: Connection, foreign: Connection, run: Run, present: Sequence[Ru
 def _difference(own: Connection, foreign: Connection, mine: Run, run: Run) -> Difference | None:
     """The first difference between two runs: over all rounds if both have ended, else over the rounds that both have."""
     until = (max if mine.ended and run.ended else min)(_last(mine), _last(run))
-    all_tables = [_first_difference(model.__table__, own, foreign, mine.id, run.id, until) for model in _COMPARED]  # type: ignore[arg-type]
-    return min((each for each in all_tables if each is not None), key=lambda each: each.round, default=None)
+    found = (_first_difference(model.__table__, own, foreign, mine.id, run.id, until) for model in _COMPARED)
+    return min(filter(None, found), key=lambda one: one.round, default=None)
 
 
-def _first_difference(
-    table: Table, own: Connection, foreign: Connection, mine: int, theirs: int, until: int
-) -> Difference | None:
-    beside = [
-        column.name for column in table.primary_key if column.name not in ("run_id", "round")
-    ]  # client, or name of a series
+def _first_difference(table: Any, own: Connection, foreign: Connection, mine: int, theirs: int, until: int) -> Difference | None:
+    beside = [column.name for column in table.primary_key if column.name not in ("run_id", "round")]  # client, or series' name
     keys = ["round", *beside]
     values = [column.name for column in table.columns if column.name not in (*keys, *_MAY_DIFFER)]
     query = select(*(table.c[name] for name in (*keys, *values))).where(table.c.round <= until)
@@ -197,31 +191,35 @@ def _first_difference(
         {tuple(row[: len(keys)]): tuple(row[len(keys) :]) for row in c.execute(query.where(table.c.run_id == run))}
         for c, run in ((own, mine), (foreign, theirs))
     )
-    differing = [key for key in ours.keys() | others.keys() if ours.get(key) != others.get(key)]
-    if not differing:
+    first = min((key for key in ours.keys() | others.keys() if ours.get(key) != others.get(key)), default=None)
+    if first is None:
         return None
-    first = min(differing)
-    a, b = (rows.get(first, (None,) * len(values)) for rows in (ours, others))
-    at = next((i for i in range(len(values)) if a[i] != b[i]), 0)
-    of = "".join(f" of client {k}" if name == "client" else f" of {k}" for name, k in zip(beside, first[1:], strict=True))
-    return Difference(first[0], values[at].replace("_", " ") + of, a[at], b[at])
+    both = zip(values, *(rows.get(first, (None,) * len(values)) for rows in (ours, others)), strict=True)
+    name, here, there = next((one for one in both if one[1] != one[2]), (values[0], None, None))
+    of = "".join(f" of client {k}" if key == "client" else f" of {k}" for key, k in zip(beside, first[1:], strict=True))
+    return Difference(first[0], name.replace("_", " ") + of, here, there)
 
 
 def _copy(own: Connection, foreign: Connection, other: Other, run: Run) -> int:
     """Copies the run as the next attempt of its key; returns its new number. One that was running is interrupted here."""
     row = _row(foreign, RunRow, run.id)
-    partition = None if row["partition_id"] is None else _row(foreign, PartitionRow, row["partition_id"])
+    partition = row["partition_id"]
     attempt = select(func.coalesce(func.max(RunRow.attempt), 0) + 1).where(RunRow.key == run.key).scalar_subquery()
     row |= {
         "attempt": attempt,
-        "partition_id": None if partition is None else _own_partition(own, partition),
+        "partition_id": None if partition is None else _own_partition(own, _row(foreign, PartitionRow, partition)),
         "spec": in_spec(row["spec"], lambda path: moved(path, other.url, own.engine.url, kept_or_named)),
         "environment": {**row["environment"], "imported_from": f"{other.name}, run {run.id}"},
         "status": "interrupted" if run.status in ("queued", "running") else run.status,
     }
     copied = inserted(own, insert(RunRow).values(row))
-    for model, at_once in _COPIED.items():
-        _copy_rows(own, foreign, model, run, copied, at_once)
+    for model in _COPIED:
+        table: Any = model.__table__
+        columns = [column for column in table.columns if column.name not in ("id", "run_id")]
+        # Up to the last round that was compared: a running run may have more by now.
+        query = select(*columns).where(table.c.run_id == run.id, table.c.round <= _last(run))
+        for rows in chunks(foreign, query):
+            own.execute(insert(table), [{**row, "run_id": copied} for row in rows])
     return copied
 
 
@@ -241,18 +239,3 @@ def _own_partition(own: Connection, row: dict[str, Any]) -> int:
     """The id of a partition in this database; inserts it if it is new."""
     known = own.scalar(select(PartitionRow.id).where(PartitionRow.hash == row["hash"]))
     return known if known is not None else inserted(own, insert(PartitionRow).values(row))
-
-
-def _copy_rows(own: Connection, foreign: Connection, model: type[Base], run: Run, copied: int, at_once: int) -> None:
-    """Copies rounds up to the last one compared: a running run may have more by now."""
-    columns = [column for column in model.__table__.columns if column.name not in ("id", "run_id")]
-    statement = insert(model.__table__)  # type: ignore[arg-type]
-    query = select(*columns).where(model.__table__.c.run_id == run.id, model.__table__.c.round <= _last(run))
-    for chunk in _chunks(foreign, query, at_once):
-        own.execute(statement, [{**row, "run_id": copied} for row in chunk])
-
-
-def _chunks(foreign: Connection, query: Any, at_once: int) -> Iterator[Sequence[Any]]:
-    """Reads rows, so that an error names the other database."""
-    with friendly(foreign.engine.url):
-        yield from foreign.execute(query).mappings().partitions(at_once)

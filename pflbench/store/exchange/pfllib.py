@@ -88,15 +88,14 @@ def _arrays(path: Path) -> dict[str, Floats]:
     accuracy = arrays[ACCURACY]
     if accuracy.ndim != 1 or not len(accuracy) or not ((accuracy >= 0) & (accuracy <= 1)).all():
         raise UserError(f"{path}: {ACCURACY} is no series of accuracies between 0 and 1.", EXPECTED)
-    if AUC in arrays and ((arrays[AUC] < 0) | (arrays[AUC] > 1)).any():
-        raise UserError(f"{path}: {AUC} holds values that are not between 0 and 1.", EXPECTED)
-    if LOSS in arrays:
-        arrays[LOSS] = np.where(np.isfinite(arrays[LOSS]), arrays[LOSS], np.nan)
     for name in (AUC, LOSS):
         if name not in arrays or not arrays[name].size:
             arrays[name] = np.full(len(accuracy), np.nan)
         if arrays[name].shape != accuracy.shape:
             raise UserError(f"{path}: {name} has the shape {arrays[name].shape}, {ACCURACY} {accuracy.shape}.", EXPECTED)
+    if ((arrays[AUC] < 0) | (arrays[AUC] > 1)).any():
+        raise UserError(f"{path}: {AUC} holds values that are not between 0 and 1.", EXPECTED)
+    arrays[LOSS] = np.where(np.isfinite(arrays[LOSS]), arrays[LOSS], np.nan)
     return arrays
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from support.gpu.dispatch import NAME, OnGpu
 from support.gpu.world import World
 
-from pflbench import methods
+from pflbench.contract.as_run import method as make
 from pflbench.contract.small import federation, tensors, unequal
 from pflbench.engine.federation import Federation
 from pflbench.engine.requests import Evaluated, Executor, Scanned, Trained
@@ -48,10 +49,6 @@ class Found:
         return sum(count for (what, _), count in self.waits.items() if what != "synchronize")
 
 
-def make(name: str) -> Method:
-    return methods.make(methods.spec(name, {"max_init_epochs": "2"} if "ala" in name else {}))
-
-
 def small(model: str, engine: str, device: str, **settings: Any) -> Federation:
     """As contract.small makes it, of a model with its name there or one of MODELS. Each round has a learning rate of its own."""
     how = {"n": CLIENTS, "lr_schedule": "cosine", **MODELS.get(model, {"model": model}), **settings}
@@ -70,17 +67,14 @@ def compare(
 ) -> Found:
     """observing: whether the method keeps its large arrays. The rest: as contract.small takes it."""
     expected = on_the_cpu(name, model, rounds, observing, tuple(settings.items()))
-    fed = small(model, engine, f"{NAME}:0", **settings)
+    fed = small(model, engine, f"{NAME}:0", around=make(name).model, **settings)
     numbers: Numbers = {}
     counts = [_counted(world)]
-    try:
-        with exact_arithmetic(fed.device):
-            for found in played(make(name), fed, rounds, observing):
-                numbers |= found
-                counts.append(_counted(world))
+    with closing(fed.executor), exact_arithmetic(fed.device):
+        for found in played(make(name), fed, rounds, observing):
+            numbers |= found
+            counts.append(_counted(world))
         steps = fed.executor.record()["steps"]
-    finally:
-        fed.executor.close()
     off, where = farthest(expected, numbers)
     (waits, replays), (waits_before, replays_before) = counts[-1], counts[-2]
     return Found(off, where, waits - waits_before, replays - replays_before, steps["programs"], steps["apart"])
@@ -93,14 +87,9 @@ def _counted(world: World) -> tuple[Counter[tuple[str, str]], int]:
 @lru_cache(maxsize=256)
 def on_the_cpu(name: str, model: str, rounds: int, observing: bool, settings: tuple[tuple[str, Any], ...]) -> Numbers:
     """By the loop executor."""
-    fed = small(model, "loop", "cpu", **dict(settings))
-    numbers: Numbers = {}
-    try:
-        for found in played(make(name), fed, rounds, observing):
-            numbers |= found
-    finally:
-        fed.executor.close()
-    return numbers
+    fed = small(model, "loop", "cpu", around=make(name).model, **dict(settings))
+    with closing(fed.executor):
+        return {what: values for found in played(make(name), fed, rounds, observing) for what, values in found.items()}
 
 
 def played(method: Method, fed: Federation, rounds: int, observing: bool = False) -> Iterator[Numbers]:

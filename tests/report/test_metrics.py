@@ -1,0 +1,100 @@
+"""AUC, balanced accuracy and macro-F1 of stored runs: in tables, curves and exports."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from support.command import Shell, parsed
+
+RUN = ("run", "-d", "digits", "--clients", "4", "--rounds", "3", "-q")
+
+
+@pytest.fixture
+def ran(shell: Shell) -> Shell:
+    assert shell(*RUN, "-m", "fedavg", "-m", "local", "--metrics-every", "2").code == 0
+    assert shell(*RUN, "-m", "fedper").code == 0
+    return shell
+
+
+def test_a_table_and_an_export_have_the_same_values(ran: Shell, tmp_path: Path) -> None:
+    assert ran("export", "measures", "-o", "measures.csv").code == 0
+    with (tmp_path / "measures.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    whole = {(row["method"], row["round"]): row for row in rows if row["client"] == ""}
+    assert {t for _, t in whole} == {"0", "2", "3"}, "every second round, and the last"
+    assert {row["client"] for row in rows} == {"", "0", "1", "2", "3"}
+    for metric in ("auc", "balanced-accuracy", "macro-f1"):
+        document = parsed(ran("table", "accuracy", "--metric", metric, "--round-rule", "last", "--json"))
+        found = {record["method"]: record["mean"] for record in document["cells"]}
+        column = metric.replace("-", "_")
+        assert found == {name: pytest.approx(100 * float(whole[name, "3"][column])) for name in ("fedavg", "local")}
+    shown = ran("table", "accuracy", "--metric", "auc")
+    assert "AUC in %, pooled" in shown.out
+    assert "Not counted: 1 run without AUC" in shown.out
+
+
+def test_the_best_round_is_the_most_accurate_of_those_measured(ran: Shell) -> None:
+    ran("export", "rounds", "-o", "rounds.json")
+    ran("export", "measures", "-o", "measures.json")
+    folder = Path.cwd()
+    accuracy = {(r["run"], r["round"]): r["accuracy"] for r in json.loads((folder / "rounds.json").read_text())}
+    measured = {
+        (r["run"], r["round"]): r["auc"] for r in json.loads((folder / "measures.json").read_text()) if r["client"] is None
+    }
+    best = {run: max((accuracy[run, t], -t) for r, t in measured if r == run) for run in (1, 2)}
+    document = parsed(ran("table", "accuracy", "--metric", "auc", "--json"))
+    found = {record["runs"][0]: record["mean"] for record in document["cells"]}
+    assert found == {run: pytest.approx(100 * measured[run, -minus]) for run, (_, minus) in best.items()}
+
+
+def test_curves_have_a_line_for_each_run_that_measured(ran: Shell, tmp_path: Path) -> None:
+    drawn = ran("plot", "curves", "--metric", "balanced-accuracy", "-o", "b.svg")
+    assert drawn.code == 0
+    text = (tmp_path / "b.svg").read_text()
+    assert "Test balanced accuracy" in drawn.err
+    assert "FedPer" not in text
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("table", "heterogeneity", "--metric", "auc"), ("plot", "curves", "--metric", "auc", "--x", "seconds")],
+)
+def test_what_has_accuracy_alone_refuses_a_metric(ran: Shell, command: tuple[str, ...]) -> None:
+    done = ran(*command)
+    assert (done.code, "Traceback" in done.err) == (2, False)
+
+
+def test_runs_without_measures_say_how_to_get_them(shell: Shell) -> None:
+    shell(*RUN, "-m", "fedavg")
+    for command in (("table", "accuracy"), ("plot", "curves")):
+        done = shell(*command, "--metric", "auc")
+        assert done.code == 2
+        assert "--metrics-every 1" in done.err
+
+
+def test_settings_with_other_rounds_stand_beside_each_other(shell: Shell) -> None:
+    """Each run's accuracies are those of its own rounds."""
+    short = ("run", "-m", "fedavg", "-d", "digits", "--clients", "4", "-q", "--metrics-every", "1")
+    assert shell(*short, "--rounds", "6", "--eval-every", "3", "-p", "iid").code == 0
+    assert shell(*short, "--rounds", "4").code == 0
+
+    def found(*which: str) -> dict[int, float]:
+        document = parsed(shell("table", "accuracy", "--metric", "auc", "--json", *which))
+        return {record["runs"][0]: record["mean"] for record in document["cells"]}
+
+    assert found() == {**found("-p", "IID"), **found("-p", "Dir(0.1)")}
+
+
+def test_a_setting_without_the_measure_does_not_cost_the_others(ran: Shell) -> None:
+    assert ran(*RUN, "-m", "fedavg", "-p", "iid").code == 0
+    drawn = ran("plot", "curves", "--metric", "auc", "-o", "b.svg")
+    assert drawn.code == 0
+    assert "Not counted: 2 runs without AUC" in drawn.err
+
+
+def test_what_is_about_accuracy_is_refused(ran: Shell) -> None:
+    for option in (("--test", "wilcoxon-clients"), ("--paper", "always")):
+        assert "about accuracy" in ran.refused("table", "accuracy", "--metric", "auc", *option)
