@@ -26,6 +26,11 @@ class Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+def later(default: Value, **limits: Any) -> Any:
+    """A field that is newer than stored runs: left out at its default, which is how they were trained, so that keys stay."""
+    return Field(default, exclude_if=lambda value: value == default, **limits)
+
+
 # Between a dataset's name and the first digits of a content that is not the official one.
 OTHER_CONTENT = ", other content "
 
@@ -176,6 +181,8 @@ class TrainSpec(Spec):
     lr_schedule: Literal["constant", "cosine", "step"] = "constant"
     lr_step_every: int | None = Field(None, ge=1)
     lr_gamma: float | None = Field(None, gt=0, lt=1)
+    val_share: float = later(0.0, ge=0, lt=1)  # of each client's training samples, for validation
+    eval_repeats: int = later(1, ge=1)  # readings of a test that is random (methods.md 2.10)
 
     @property
     def floats(self) -> Literal["float32", "float64"]:

@@ -303,6 +303,14 @@ TRAINING = group(
     ),
     lr_step_every=option(int, "step: multiply the rate by --lr-gamma every so many rounds.", metavar="ROUNDS"),
     lr_gamma=option(float, "step: the factor of the learning rate. Default: 0.1."),
+    val_share=option(
+        float,
+        "Share of each client's training samples that is set aside for validation: `table accuracy --round-rule val` chooses "
+        "rounds by it. Default: 0.",
+    ),
+    eval_repeats=option(
+        int, "Readings of a test that is random, as Per-FedAvg's on one batch; their mean counts. Default: 1.", metavar="N"
+    ),
 )
 EXECUTION = group(
     "Execution",

@@ -62,7 +62,11 @@ FILTERS = o.group(
 )
 """By these `table`, `plot`, `report`, `serve`, `export`, `track` and `runs list` choose runs: fields of selection.Filters."""
 ROUND_RULE = o.option(
-    str, "The round that counts: best, last or mean-last:K. Default: best, as in the paper.", "--round-rule", metavar="RULE"
+    str,
+    "The round that counts: best (on test data, as in the paper; default), val (best on validation data, of runs with "
+    "--val-share), last or mean-last:K.",
+    "--round-rule",
+    metavar="RULE",
 )
 TOLERANCE = o.option(
     float, "overhead: a run has converged within so many points of its best round. Default: 0.5.", metavar="POINTS"

@@ -33,9 +33,23 @@ class Scores:
 
     @classmethod
     def joined(cls, groups: Sequence[Scores]) -> Scores:
-        """The results of several groups of clients, by ascending client."""
-        order = np.argsort(np.concatenate([group.clients for group in groups]))
-        return cls(*(np.concatenate(values)[order] for values in zip(*(vars(group).values() for group in groups), strict=True)))
+        """The results of several groups of clients, by ascending client; of a client in several, their sums."""
+        clients, where = np.unique(np.concatenate([group.clients for group in groups]), return_inverse=True)
+        found = []
+        for name in ("correct", "total", "loss"):
+            values = np.concatenate([getattr(group, name) for group in groups])
+            found.append(np.zeros(len(clients), values.dtype))
+            np.add.at(found[-1], where, values)
+        return cls(clients, *found)
+
+    def of(self, clients: np.ndarray) -> Scores:
+        """The results of these clients, in their order; zeros for one without."""
+        at = {client: k for k, client in enumerate(self.clients.tolist())}
+        zeros = Scores(clients, *(np.zeros(len(clients), values.dtype) for values in (self.correct, self.total, self.loss)))
+        for k, client in enumerate(clients.tolist()):
+            if (found := at.get(client)) is not None:
+                zeros.correct[k], zeros.total[k], zeros.loss[k] = self.correct[found], self.total[found], self.loss[found]
+        return zeros
 
     def __bool__(self) -> bool:
         """Whether any client had test data."""

@@ -78,6 +78,7 @@ class Federation:
         self.device = executor.device
         self.train_indices = [np.asarray(i, dtype=np.int64) for i in train_indices]
         self.test_indices = [np.asarray(i, dtype=np.int64) for i in test_indices]
+        self.validation_indices: Sequence[np.ndarray] = ()
         self.n = torch.tensor([len(i) for i in train_indices], dtype=self.dtype, device=self.device)
         self.optimizer = optimizers.of(protocol)
         self.t = 0
@@ -114,6 +115,12 @@ class Federation:
         now = self.at(self.t, self.receiving)
         now.observing, now.followed = False, None
         now.buffers = {model: rows.clone() for model, rows in self.buffers.items()}
+        return now
+
+    def validating(self) -> Federation:
+        """The same federation in the same round, whose tests use the clients' validation samples."""
+        now = copy.copy(self)
+        now.test_indices = list(self.validation_indices)
         return now
 
     def initialising(self, by: Initialise) -> Federation:

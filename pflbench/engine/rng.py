@@ -15,9 +15,9 @@ def stream(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *numbers])
 
 
-def torch_seed(seed: int, purpose: str) -> int:
-    """A seed for PyTorch's own generator (model initialisation)."""
-    return int(stream(seed, purpose).integers(2**62))
+def derived_seed(seed: int, purpose: str, *numbers: int) -> int:
+    """A seed of its own, such as that of PyTorch's generator for the initial model."""
+    return int(stream(seed, purpose, *numbers).integers(2**62))
 
 
 def cohort(seed: int, t: int, candidates: np.ndarray, size: int) -> np.ndarray:

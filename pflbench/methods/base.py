@@ -70,6 +70,7 @@ class Method(ABC):
     tested_model: ClassVar[str] = "model"  # the client's model that is evaluated, whose BatchNorm buffers are used
     shared_models: ClassVar[tuple[str, ...]] = ("model",)  # the models whose BatchNorm buffers travel, if any do (4.3)
 
+    random_test: ClassVar[bool] = False  # the tested models depend on random numbers drawn at reception or in the test
     depends_on_cohort: ClassVar[bool] = False  # what a client receives depends on who else is in the cohort
     # Plugging in ALA (methods.md 1.15): hyperparameters whose values it fixes, or why it cannot be plugged in.
     ala_decides: ClassVar[Mapping[str, Value]] = {}

@@ -31,6 +31,7 @@ class FedALA(ALA, FedAvg):
     algorithm = "Algorithm 1"
     category = "personalized FL: personalized aggregation"
     ala_refused = "FedALA is FedAvg with ALA already"
+    random_test = True
 
     def init(self, fed: Federation) -> FedALAState:
         return FedALAState(w=fed.initial(), theta=fed.everyone(fed.initial()), ala=self.first(fed))

@@ -24,6 +24,7 @@ class FedAvgFT(FedAvg):
     category = "baseline: fine-tuning"
     ala_refused = "it fine-tunes the received model where ALA would mix it"
     tested_model = "finetuned"
+    random_test = True
 
     finetune_epochs: int = hyper(1, "F, epochs of fine-tuning before each test", ge=0)
     finetune: Part = hyper("full", "what is fine-tuned: all of the model, its head, or its body below the head")

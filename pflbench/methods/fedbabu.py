@@ -32,6 +32,7 @@ class FedBABU(Method):
     algorithm = "Algorithm 1"
     category = "personalized FL: model splitting"
     tested_model = "finetuned"
+    random_test = True
     ala_refused = "it fine-tunes the received model, and nothing of a client's own is left that ALA could mix"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"pfllib2025": {"evaluate": "global", "finetune_epochs": 10}}
 

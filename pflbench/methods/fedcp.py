@@ -86,6 +86,7 @@ class FedCP(Method):
     algorithm = "Algorithm 1"
     category = "personalized FL: model splitting"
     own_parts = "a policy, 2 h² + 6 h parameters, shared; and a copy of the head that is not trained"
+    random_test = True
     ala_refused = "features are held at those of the received base, which ALA would replace"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"pfllib2025": {"context": "random1"}}
 

@@ -44,6 +44,7 @@ class FedAvgC(FedAvg):
     category = "baseline: fine-tuning"
     ala_refused = "it fine-tunes the received model where ALA would mix it"
     tested_model = "finetuned"
+    random_test = True
 
     finetune_epochs: int = hyper(14, "F, epochs of fine-tuning before local training", ge=0)
     finetune_stop: Literal["epochs", "converge"] = hyper("epochs", "stop after F epochs, or by ALA's rule for its initial stage")

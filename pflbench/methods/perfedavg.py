@@ -55,6 +55,7 @@ class PerFedAvg(FedAvg):
     algorithm = "Algorithm 1"
     category = "personalized FL: global model and fine-tuning"
     tested_model = "adapted"
+    random_test = True
     optimizer_refused = "its meta-step follows one of SGD through the gradient"
     presets_on_test_labels: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedala2022": {"adapt_on": "test2022"}}
 

@@ -32,6 +32,8 @@ class PlusState:
 class PlusALA(Method):
     """A method whose clients start from a learned element-wise mix of what they received and what they trained last."""
 
+    random_test = True
+
     base: Method
     ala: ALA
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -64,6 +65,21 @@ def split(shares: Sequence[Indices], test_share: float, stream: np.random.Random
             "Use fewer clients or a smaller test share.",
         )
     return Partition(tuple(train), tuple(test))
+
+
+def set_aside(train: Sequence[Indices], share: float, seed: int) -> tuple[tuple[Indices, ...], tuple[Indices, ...]]:
+    """Splits each client's training samples at random into training and validation, each in the order it had (methods.md 2.10).
+
+    For validation are int(share * n) samples, at least one of a client with two or more. share: in [0, 1).
+    """
+    kept, aside = [], []
+    for client, samples in enumerate(train):
+        count = max(int(share * len(samples)), min(1, len(samples) - 1), 0)
+        chosen = np.zeros(len(samples), dtype=bool)
+        chosen[np.random.default_rng([seed, client, zlib.crc32(b"validation")]).permutation(len(samples))[:count]] = True
+        kept.append(samples[~chosen])
+        aside.append(samples[chosen])
+    return tuple(kept), tuple(aside)
 
 
 def _bytes(values: ArrayLike) -> bytes:

@@ -313,13 +313,16 @@ def parse(text: str) -> RoundRule:
     """'best' | 'last' | 'mean-last:K', K >= 1 evaluated rounds. Raises UserError for anything else."""
     if text == "best":
         return RoundRule("best")
+    if text == "val":
+        return RoundRule("val")
     if text == "last":
         return RoundRule("last")
     rule, _, count = text.partition(":")
     if rule == "mean-last" and count.isascii() and count.isdigit() and int(count) > 0:
         return RoundRule("mean-last", int(count))
     raise UserError(
-        f"Unknown selection '{text}'.", "Valid: best, last, mean-last:K, e.g. mean-last:10 for the mean of the last 10 rounds."
+        f"Unknown selection '{text}'.",
+        "Valid: best, val, last, mean-last:K, e.g. mean-last:10 for the mean of the last 10 rounds.",
     )
 
 
@@ -327,6 +330,8 @@ def sentence(round_rule: RoundRule) -> str:
     """A table's note about its rule for rounds; the best round is chosen on test data (methods.md 2.1)."""
     if round_rule.rule == "best":
         return "Result of a run: its best round, chosen on the test data, which is optimistic."
+    if round_rule.rule == "val":
+        return "Result of a run: the test at the round that is best on the clients' validation data."
     if round_rule.rule == "last":
         return "Result of a run: its last evaluated round."
     return f"Result of a run: mean of its last {round_rule.last} evaluated rounds."

@@ -14,7 +14,7 @@ from pflbench.data import Arrays
 from pflbench.errors import UserError
 from pflbench.models import build
 from pflbench.partition import Partition, make, pfllib
-from pflbench.partition.core import Indices, least_samples
+from pflbench.partition.core import Indices, least_samples, set_aside
 from pflbench.spec import DataSpec, Dirichlet, PartitionSpec, Pfllib, RunSpec
 from pflbench.store.partitions import PartitionRecord
 from pflbench.store.paths import in_spec
@@ -24,7 +24,8 @@ from pflbench.store.paths import in_spec
 class FederationData:
     """Samples, their partition, and its record for the database. central: indices of the central test set, if any.
 
-    content: for the run's record: the hash of the data, and whether they are the official ones.
+    content: for the run's record: the hash of the data, and whether they are the official ones. validation: of each client the
+    samples for validation, which are not among its training samples; none without --val-share.
     """
 
     arrays: Arrays
@@ -32,6 +33,7 @@ class FederationData:
     record: PartitionRecord
     content: dict[str, str]
     central: Indices | None = None
+    validation: tuple[Indices, ...] = ()
 
     def model(self, spec: RunSpec) -> nn.Module:
         """The specification's model, with the method's own parts, initialised from PyTorch's seed.
@@ -59,7 +61,11 @@ def load_federation_data(spec: RunSpec, data_root: Path, progress: data.Progress
         setting = _load(*wanted, progress)
         _kept.clear()
         _kept[wanted] = setting
-    return _kept[wanted]
+    found, share = _kept[wanted], spec.train.val_share
+    if not share:
+        return found
+    train, validation = set_aside(found.partition.train, share, getattr(spec.partition, "seed", 0))
+    return replace(found, partition=replace(found.partition, train=train), validation=validation)
 
 
 _kept: dict[tuple[DataSpec, PartitionSpec, Path], FederationData] = {}

@@ -98,6 +98,8 @@ class RunOptions:
     lr_schedule: str | None = None
     lr_step_every: int | None = None
     lr_gamma: float | None = None
+    val_share: float | None = None
+    eval_repeats: int | None = None
 
 
 def plan(wanted: RunOptions, parsed: Parsed | None = None) -> list[RunSpec]:

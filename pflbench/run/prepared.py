@@ -42,7 +42,7 @@ class Prepared:
     def initial_model(self) -> Flat:
         """The initial model of the run's seed."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(rng.torch_seed(self.spec.seed, "model"))
+            torch.manual_seed(rng.derived_seed(self.spec.seed, "model"))
             return Flat(self.data.model(self.spec))
 
     def federation(self, executor: Executor | None = None) -> Federation:
@@ -50,6 +50,7 @@ class Prepared:
         flat, train, partition = self.initial_model(), self.spec.train, self.data.partition
         executor = executor or self.executor(flat)
         fed = Federation(flat, executor, train, partition.train, partition.test, self.spec.seed, self.data.arrays.y)
+        fed.validation_indices = self.data.validation
         if not fed.batches(fed.all_trainable(), 1).steps().any():
             executor.close()
             raise UserError(

@@ -19,7 +19,7 @@ from pflbench.errors import Diverged
 from pflbench.run import gpu_check
 from pflbench.run.execution import Execution
 from pflbench.run.prepared import Prepared
-from pflbench.run.round import EVALUATION, HEADLINE, RECEPTION, UPDATE, CommunicationRound
+from pflbench.run.round import EVALUATION, HEADLINE, RECEPTION, UPDATE, VALIDATION, CommunicationRound
 from pflbench.store import partitions, write
 from pflbench.store.database import reading
 from pflbench.store.failures import patiently
@@ -192,7 +192,14 @@ def tested(this: CommunicationRound, series: Mapping[str, Scores], central: Mapp
             reason = f"client {client} has a non-finite test loss before training in round {this.t}"
             raise Diverged(reason, "A smaller --lr usually helps.")
     each = scores.correct / scores.total
+    validated: dict[str, Any] = {}
+    if VALIDATION in series:
+        mine = series[VALIDATION].of(scores.clients)
+        validated = {"val_correct": mine.correct, "val_total": mine.total, "val_client_loss": mine.loss}
+        if mine.total.any():
+            validated |= {"val_accuracy": mine.accuracy, "val_loss": mine.mean_loss}
     return {
+        **validated,
         "accuracy": scores.accuracy,
         "accuracy_mean": float(each.mean()),
         "accuracy_std": float(each.std()),
@@ -202,7 +209,10 @@ def tested(this: CommunicationRound, series: Mapping[str, Scores], central: Mapp
         "correct": scores.correct,
         "total": scores.total,
         "loss": scores.loss,
-        "series": {**{name: (s.accuracy, s.mean_loss) for name, s in series.items() if name != HEADLINE}, **central},
+        "series": {
+            **{name: (s.accuracy, s.mean_loss) for name, s in series.items() if name not in (HEADLINE, VALIDATION)},
+            **central,
+        },
     }
 
 

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pflbench.engine import rng
 from pflbench.engine.evaluation import Scores
 from pflbench.engine.federation import Federation
 from pflbench.errors import Diverged, UserError
@@ -23,6 +24,7 @@ RECEPTION, EVALUATION, UPDATE = PHASES = ("reception", "evaluation", "update")
 """In order: download and local initialisation; test; local training and aggregation."""
 
 HEADLINE = ""  # among the series
+VALIDATION = "validation"  # the headline's models on validation samples, among the results of a test
 CENTRAL = "central"
 
 Within = Callable[[str], AbstractContextManager[None]]
@@ -98,12 +100,16 @@ def rounds(method: Method, fed: Federation, within: Within | None = None) -> Ite
 
 
 def evaluate(method: Method, fed: Federation, before: Any, received: Any, S: Tensor) -> dict[str, Scores]:
-    """Scores of the models of `method.deployed`, under HEADLINE, and of each of the method's series.
+    """Scores of the models of `method.deployed`, under HEADLINE, and of each of the method's series; with validation samples the
+    headline's on them, under VALIDATION.
 
-    before, received: the state before and after `method.receive(fed, before, S)`. Neither they nor `fed` are changed.
+    before, received: the state before and after `method.receive(fed, before, S)`. Neither they nor `fed` are changed. If the
+    method's test is random, the scores are sums over the protocol's `eval_repeats` readings.
     """
     found: dict[str, list[Scores]] = defaultdict(list)
-    for where, state, clients in _tested(method, fed, before, received, S):
+    for where, state, clients in _readings(method, fed, before, received, S):
+        if len(fed.validation_indices):
+            found[VALIDATION].append(where.validating().evaluate(method.deployed(state), clients, method.tested_model))
         for name, (models, which) in {HEADLINE: (method.deployed(state), method.tested_model), **method.series(state)}.items():
             found[name].append(where.evaluate(models, clients, which))
     return {name: Scores.joined(scores) for name, scores in found.items()}
@@ -115,6 +121,16 @@ def logits(method: Method, fed: Federation, before: Any, received: Any, S: Tenso
     for where, state, clients in _tested(method, fed, before, received, S):
         found |= where.logits(method.deployed(state), clients, method.tested_model)
     return found
+
+
+def _readings(method: Method, fed: Federation, before: Any, received: Any, S: Tensor) -> Iterator[tuple[Federation, Any, Tensor]]:
+    """As `_tested`, once for each reading: further ones receive anew in scratch copies, with other random numbers."""
+    yield from _tested(method, fed, before, received, S)
+    for reading in range(1, fed.protocol.eval_repeats if method.random_test else 1):
+        aside = fed.scratch_copy()
+        aside.seed = rng.derived_seed(fed.seed, "reading", reading)
+        again = method.receive(aside, before, S)
+        yield from _tested(method, aside, before, again, S)
 
 
 def _tested(method: Method, fed: Federation, before: Any, received: Any, S: Tensor) -> Iterator[tuple[Federation, Any, Tensor]]:

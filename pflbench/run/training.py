@@ -167,8 +167,8 @@ class _Loop:
         cost, seen = self._update(t) if t > 0 else ({}, {})
         following = CommunicationRound(self.method, self.fed, t + 1)
         following.reception.observing = self._observed(t)
-        # Only for clients that are tested outside the cohort: states are large.
-        before = self.state if self.train.tests_outsiders else None
+        # Only where others than the cohort receive for a test, or once more: states are large.
+        before = self.state if self.train.tests_outsiders or self.train.eval_repeats > 1 else None
         self.state = following.receive(self.state)
         self.account.note(following.reception.ledger.notes)
         evaluated = t % self.train.eval_every == 0 or t == self.train.rounds

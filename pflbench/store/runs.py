@@ -44,9 +44,11 @@ _IS_SMOKE = func.coalesce(RunRow.environment["scale"].as_string(), "") == SMOKE
 
 @dataclass(frozen=True)
 class RoundRule:
-    """A run's result (methods.md 2.1): its best evaluated round, its last, or the mean of its `last` last ones."""
+    """A run's result (methods.md 2.1, 2.10): its best evaluated round by the test data or (val) by the validation data, its last,
+    or the mean of its `last` last ones.
+    """
 
-    rule: Literal["best", "last", "mean-last"] = "best"
+    rule: Literal["best", "val", "last", "mean-last"] = "best"
     last: int = 1
 
     def __str__(self) -> str:
@@ -127,6 +129,12 @@ def counted(
     all rounds.
     """
     mine = (table.run_id == RunRow.id, table.accuracy.is_not(None), *where)
+    if selection.rule == "val":
+        validated = (RoundRow.run_id == RunRow.id, RoundRow.val_accuracy.is_not(None))
+        most = select(func.max(RoundRow.val_accuracy)).where(*validated).correlate(RunRow).scalar_subquery()
+        earliest = select(func.min(RoundRow.round)).where(*validated, RoundRow.val_accuracy == most).correlate(RunRow)
+        chosen = earliest.scalar_subquery()
+        return select(table.accuracy).where(*mine, table.round == chosen).correlate(RunRow).scalar_subquery(), chosen, literal(1)
     if selection.rule == "best":
         best = select(func.max(table.accuracy)).where(*mine).correlate(RunRow).scalar_subquery()
         earliest = select(func.min(table.round)).where(*mine, table.accuracy == best).correlate(RunRow)

@@ -157,8 +157,10 @@ class RoundRow(Base):
     __tablename__ = "round"
     __table_args__ = (
         Index("ix_round_run_accuracy", "run_id", "accuracy"),
-        *fraction("accuracy", "accuracy_mean", "accuracy_std"),
-        *at_least(0, "round", "participants", "seconds_receive", "seconds_update", "seconds_evaluate"),
+        *fraction("accuracy", "accuracy_mean", "accuracy_std", "val_accuracy"),
+        *at_least(
+            0, "round", "participants", "seconds_receive", "seconds_update", "seconds_evaluate", "seconds_simulated", "flops"
+        ),
         *at_least(0, "params_up", "params_down", "scalars_up", "scalars_down", "bytes_up", "bytes_down", "peak_memory"),
         {"sqlite_with_rowid": False},
     )
@@ -181,6 +183,10 @@ class RoundRow(Base):
     bytes_up: Mapped[int | None] = mapped_column(BigInteger)
     bytes_down: Mapped[int | None] = mapped_column(BigInteger)
     peak_memory: Mapped[int | None] = mapped_column(BigInteger)  # bytes: of the GPU, or the process's resident set on a CPU
+    val_accuracy: Mapped[float | None]  # as accuracy, on the clients' validation samples (`run --val-share`)
+    val_loss: Mapped[float | None]
+    seconds_simulated: Mapped[float | None]  # what the round would take the simulated devices and networks of its clients
+    flops: Mapped[int | None] = mapped_column(BigInteger)  # of reception and update, all clients together (run.counting)
 
 
 class ClientRoundRow(Base):
@@ -190,6 +196,7 @@ class ClientRoundRow(Base):
     __table_args__ = (
         *at_least(0, "round", "client"),
         CheckConstraint("correct >= 0 AND correct <= total", name="correct"),
+        CheckConstraint("val_correct >= 0 AND val_correct <= val_total", name="val_correct"),
         {"sqlite_with_rowid": False},
     )
 
@@ -199,6 +206,28 @@ class ClientRoundRow(Base):
     correct: Mapped[int]
     total: Mapped[int]
     loss: Mapped[float]  # summed cross-entropy over the client's test samples
+    val_correct: Mapped[int | None]  # the same on its validation samples; null: the run has none
+    val_total: Mapped[int | None]
+    val_loss: Mapped[float | None]
+
+
+class NewClientRow(Base):
+    """A client that never joins, tested after it has adapted the model of round `round` for `epochs` epochs."""
+
+    __tablename__ = "new_client"
+    __table_args__ = (
+        *at_least(0, "round", "client", "epochs"),
+        CheckConstraint("correct >= 0 AND correct <= total", name="correct"),
+        {"sqlite_with_rowid": False},
+    )
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), primary_key=True, autoincrement=False)
+    round: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    client: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    epochs: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    correct: Mapped[int]
+    total: Mapped[int]
+    loss: Mapped[float]  # summed cross-entropy over its test samples
 
 
 class SeriesRow(Base):

@@ -51,10 +51,17 @@ class RoundRecord:
     bytes_up: int | None = None
     bytes_down: int | None = None
     peak_memory: int | None = None
+    val_accuracy: float | None = None
+    val_loss: float | None = None
+    seconds_simulated: float | None = None
+    flops: int | None = None
     clients: NDArray[Any] | None = None
     correct: NDArray[Any] | None = None
     total: NDArray[Any] | None = None
     loss: NDArray[Any] | None = None
+    val_correct: NDArray[Any] | None = None  # these three are of the validation samples; all or none of them
+    val_total: NDArray[Any] | None = None
+    val_client_loss: NDArray[Any] | None = None
     series: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # name -> accuracy, test loss
     artifacts: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
@@ -108,11 +115,12 @@ def rows_of(run_id: int, record: RoundRecord) -> Rows:
     if record.loss is not None and np.isnan(record.loss).any():
         raise ValueError(f"round {record.round}: a client's loss is NaN")
     at = {"run_id": run_id, "round": record.round}
-    columns = (record.clients, record.correct, record.total, record.loss)
-    results = zip(*(array.tolist() for array in columns if array is not None), strict=True)
+    columns = {"client": record.clients, "correct": record.correct, "total": record.total, "loss": record.loss}
+    columns |= {"val_correct": record.val_correct, "val_total": record.val_total, "val_loss": record.val_client_loss}
+    measured = {name: array.tolist() for name, array in columns.items() if array is not None}
     return {
         "round": [{**row, **at}],
-        "client_round": [{**at, "client": i, "correct": right, "total": n, "loss": loss} for i, right, n, loss in results],
+        "client_round": [{**at, **dict(zip(measured, row, strict=True))} for row in zip(*measured.values(), strict=True)],
         "series": [{**at, "name": name, "accuracy": a, "test_loss": loss} for name, (a, loss) in record.series.items()],
         "artifact": [arrays.row(run_id, name, record.round, array) for name, array in record.artifacts.items()],
     }
