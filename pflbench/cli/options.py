@@ -361,6 +361,10 @@ EXECUTION = group(
         metavar="ROUNDS",
         min=0,
     ),
+    test_after_training=flag(
+        "Test the cohort's models right after local training, too: the series 'after training' (--metric after-training).",
+        "--test-after-training",
+    ),
     metrics_every=option(
         int,
         "Compute AUC, balanced accuracy and macro-F1 in those evaluated rounds (--eval-every) that are multiples of this, and "

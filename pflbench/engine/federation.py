@@ -30,6 +30,7 @@ class Ledger:
     train_loss: dict[str, float] = field(default_factory=dict)  # by model
     artifacts: dict[str, np.ndarray] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
+    trained: Tensor | None = None  # [c, P] the cohort's local models after local training, if `Federation.keep_trained`
 
     def follow(self, client: int, S: Tensor, before: Tensor, after: Tensor) -> None:
         """Keeps a client's model before and after local training, [2, P], if it is in S; over all parts of the training."""
@@ -84,6 +85,7 @@ class Federation:
         self.t = 0
         self.receiving = False
         self.observing = False
+        self.keep_trained = False  # whether the ledger keeps the models after local training
         self.followed: int | None = None  # the client whose models `Ledger.follow` keeps
         self.ledger = self._new_ledger()
         self.uploads: list[Tensor] = []
@@ -113,7 +115,7 @@ class Federation:
     def scratch_copy(self) -> Federation:
         """A copy of the federation in the same round, whose ledger and BatchNorm buffers are its own."""
         now = self.at(self.t, self.receiving)
-        now.observing, now.followed = False, None
+        now.observing, now.followed, now.keep_trained = False, None, False
         now.buffers = {model: rows.clone() for model, rows in self.buffers.items()}
         return now
 

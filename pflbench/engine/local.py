@@ -226,5 +226,7 @@ def _note(fed: Federation, model: str, S: Tensor, plan: Plan, loss: Tensor, befo
     # A client too small for a single step has no training loss.
     stepped = torch.from_numpy(plan.steps() > 0).to(fed.device)
     fed.ledger.train_loss[model] = float((fed.shares(S[stepped]) * loss[stepped]).sum())
+    if fed.keep_trained and model == "model":
+        fed.ledger.trained = after
     if fed.followed is not None and model == "model":
         fed.ledger.follow(fed.followed, S, before, after)

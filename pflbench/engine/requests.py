@@ -227,6 +227,14 @@ class Executor(ABC):
     def begin_round(self, t: int) -> None:  # noqa: B027  # most executors need not know
         """Tells the executor which round begins: of runs that train together, those behind go first."""
 
+    def begin_phase(self) -> None:  # noqa: B027  # most executors count nothing
+        """Tells the executor that a phase of a round begins."""
+
+    @property
+    def flops(self) -> float | None:
+        """FLOPs of all requests so far; None if they are not counted."""
+        return None
+
     def clock(self) -> float:
         """Seconds that the run has taken, counted from anywhere, once all its requests are done."""
         return devices.seconds(self.device)

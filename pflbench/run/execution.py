@@ -29,6 +29,7 @@ class Execution:
     deterministic: bool = False  # on a GPU: the same bits each time, or an error; a CPU always gives them
     save_artifacts_every: int = 0  # every so many rounds large arrays are kept as artifacts; 0: never
     metrics_every: int = 0  # every so many rounds, and after the last, the measures of `run.measures` are computed; 0: never
+    test_after_training: bool = False  # whether clients are tested after local training as well, as a second series
     follow: Follow | None = None  # the client whose models are kept for a trajectory
     checkpoint_every: float = 30.0  # seconds between checkpoints
     checkpoints: str | None = None  # folder or URL: run.places

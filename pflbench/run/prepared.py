@@ -25,6 +25,7 @@ from pflbench.methods.base import Method
 from pflbench.plugins import in_a_line
 from pflbench.run.execution import Execution
 from pflbench.run.federation_data import FederationData
+from pflbench.run.flops import COUNTED, Costs, CountingExecutor, Flops
 from pflbench.run.memory_estimate import estimate
 from pflbench.spec import RunSpec
 
@@ -48,7 +49,7 @@ class Prepared:
     def federation(self, executor: Executor | None = None) -> Federation:
         """The federation on an executor, by default one of its own. Closes it and raises UserError if no client can train."""
         flat, train, partition = self.initial_model(), self.spec.train, self.data.partition
-        executor = executor or self.executor(flat)
+        executor = CountingExecutor(executor or self.executor(flat), Flops(Costs(flat, self._two_samples())))
         fed = Federation(flat, executor, train, partition.train, partition.test, self.spec.seed, self.data.arrays.y)
         fed.validation_indices = self.data.validation
         if not fed.batches(fed.all_trainable(), 1).steps().any():
@@ -58,6 +59,12 @@ class Prepared:
                 "Choose another --batch-size or --drop-last, or fewer clients; BatchNorm needs batches of at least 2.",
             )
         return fed
+
+    def _two_samples(self) -> Tensor:
+        """As the model takes them."""
+        arrays = self.data.arrays
+        samples = Samples(arrays.x[:COUNTED], arrays.y[:COUNTED], getattr(torch, self.spec.train.floats), torch.device("cpu"))
+        return samples.batch(torch.zeros(COUNTED, dtype=torch.int64))[0]
 
     def executor(self, flat: Flat, runs: int = 1) -> Executor:
         """The executor of the run, or of several runs that differ only in the seed, with the samples on the device."""

@@ -167,11 +167,13 @@ def cost(this: CommunicationRound) -> dict[str, Any]:
     """The columns of a round's cost, reception and update together. The traffic of each client becomes an artifact."""
     ledger, word = this.training.ledger, this.training.dtype.itemsize
     ledger.observe(TRAFFIC, this.traffic)
+    flops = [this.flops[phase] for phase in (RECEPTION, UPDATE)]
     sent = dict(zip(COUNTERS, this.traffic.sum(axis=0).tolist(), strict=True))
     return {
         **sent,
         "bytes_up": word * (sent["params_up"] + sent["scalars_up"]),
         "bytes_down": word * (sent["params_down"] + sent["scalars_down"]),
+        "flops": None if None in flops else round(sum(filter(None, flops))),
         "seconds_receive": this.seconds[RECEPTION],
         "seconds_update": this.seconds[UPDATE],
         # The tested model may be a copy that is not trained itself.

@@ -17,6 +17,7 @@ from torch import Tensor
 from pflbench.engine import rng
 from pflbench.engine.evaluation import Scores
 from pflbench.engine.federation import Federation
+from pflbench.engine.flat import put
 from pflbench.errors import Diverged, UserError
 from pflbench.methods.base import Method
 
@@ -24,6 +25,7 @@ RECEPTION, EVALUATION, UPDATE = PHASES = ("reception", "evaluation", "update")
 """In order: download and local initialisation; test; local training and aggregation."""
 
 HEADLINE = ""  # among the series
+AFTER_TRAINING = "after training"  # the series of models right after local training
 VALIDATION = "validation"  # the headline's models on validation samples, among the results of a test
 CENTRAL = "central"
 
@@ -35,13 +37,15 @@ class CommunicationRound:
     """Round t of a method. Call its phases in order, each at most once; the state goes in and comes out.
 
     S: the cohort. reception, training: the federation in this round, each with a ledger of its own, since the arrays of reception
-    belong to E1. seconds: by phase, on the executor's clock. within: replaces the measurement of seconds.
+    belong to E1. seconds, flops: by phase, on the executor's clock and by its count (None: not counted). within: replaces both
+    measurements.
     """
 
     def __init__(self, method: Method, fed: Federation, t: int, within: Within | None = None) -> None:
         self.method, self.t, self.S = method, t, fed.cohort(t)
         self.reception, self.training = fed.at(t, receiving=True), fed.at(t)
         self.seconds: dict[str, float] = {}
+        self.flops: dict[str, float | None] = {}
         self._within = within or self._timed
 
     def receive(self, state: Any) -> Any:
@@ -67,21 +71,37 @@ class CommunicationRound:
             fed.average_buffers(self.S, models)
             return state
 
+    def evaluate_trained(self, received: Any, updated: Any) -> Scores:
+        """The cohort's models right after local training, before they receive anything, on their own test data (methods.md 2.10).
+
+        received, updated: the state before and after `update`. A client's personal models, if the round has trained them; else
+        the local models before aggregation.
+        """
+        models, which, fed = self.method.deployed(updated), self.method.tested_model, self.training
+        if models.dim() == 1 or models is self.method.deployed(received):
+            assert fed.ledger.trained is not None, "a cohort trains"
+            models, which = put(fed.everyone(fed.initial()), self.S, fed.ledger.trained), "model"
+        return fed.evaluate(models, self.S, which)
+
     @property
     def traffic(self) -> NDArray[np.int64]:
         """What each client sent and received so far, [N, 4], in the order of COUNTERS."""
         return self.reception.ledger.traffic + self.training.ledger.traffic
 
-    def take_over(self, seconds: float, traffic: Sequence[Sequence[int]]) -> None:
+    def take_over(self, seconds: float, flops: float | None, traffic: Sequence[Sequence[int]]) -> None:
         """Takes over the cost of a reception from a checkpoint."""
-        self.seconds[RECEPTION] = seconds
+        self.seconds[RECEPTION], self.flops[RECEPTION] = seconds, flops
         self.reception.ledger.traffic[:] = traffic
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
-        begun = self.training.executor.clock()
+        executor = self.training.executor
+        executor.begin_phase()
+        begun, before = executor.clock(), executor.flops
         yield
-        self.seconds[phase] = self.training.executor.clock() - begun
+        self.seconds[phase] = executor.clock() - begun
+        counted = executor.flops
+        self.flops[phase] = None if counted is None or before is None else counted - before
 
 
 def rounds(method: Method, fed: Federation, within: Within | None = None) -> Iterator[tuple[dict[str, float], Any]]:

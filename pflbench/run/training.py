@@ -26,7 +26,7 @@ from pflbench.run.measures import measure
 from pflbench.run.places import name_of, place_of
 from pflbench.run.prepared import Prepared, prepare
 from pflbench.run.record import RunRecord, as_begun
-from pflbench.run.round import RECEPTION, CommunicationRound, require_global_model
+from pflbench.run.round import AFTER_TRAINING, RECEPTION, CommunicationRound, require_global_model
 from pflbench.spec import RunSpec
 from pflbench.store import locks, measures, runs, write
 from pflbench.store.failures import patiently
@@ -156,7 +156,7 @@ class _Loop:
         self.fed.buffers.update({which: rows.clone() for which, rows in snapshot.buffers.items()})
         self.state, self.best = snapshot.state, snapshot.carried["best"]
         self.round = CommunicationRound(self.method, self.fed, snapshot.t + 1)
-        self.round.take_over(snapshot.carried["seconds_receive"], snapshot.carried["traffic"])
+        self.round.take_over(*(snapshot.carried[name] for name in ("seconds_receive", "flops_receive", "traffic")))
 
     def _row(self, t: int) -> dict[str, Any]:
         """Round t's update, the reception of round t + 1, E1, and the commit. Row 0 is the initial model, without an update.
@@ -177,12 +177,14 @@ class _Loop:
         artifacts = {**seen, **following.reception.ledger.artifacts}
         if evaluated and self._measured(t):
             artifacts[measures.NAME] = measure(self.method, following.reception, before, self.state, following.S)
-        self.account.keep(RoundRecord(round=t, **cost, **results, artifacts=artifacts))
+        series = {**cost.pop("series", {}), **results.pop("series", {})}
+        self.account.keep(RoundRecord(round=t, **cost, **results, series=series, artifacts=artifacts))
         if "accuracy" in results:
             self.best = max(results["accuracy"], self.best or 0.0)
         self.round = following
         carried = {
             "seconds_receive": following.seconds[RECEPTION],
+            "flops_receive": following.flops[RECEPTION],
             "traffic": following.traffic.tolist(),
             "best": self.best,
             "measured": {name: {**cost, **results}.get(name) for name in MEASURED},
@@ -196,10 +198,16 @@ class _Loop:
         """Trains round t. Returns its columns of cost and its artifacts."""
         fed, follow = self.round.training, self.how.follow
         fed.observing = self._observed(t)
+        fed.keep_trained = self.how.test_after_training
+        received = self.state
         fed.followed = follow.client if follow and follow.first <= t <= follow.last else None
         self.state = self.round.update(self.state)
         self.account.note(fed.ledger.notes)
-        return record.cost(self.round), fed.ledger.artifacts
+        cost = record.cost(self.round)
+        if self.how.test_after_training:
+            scores = self.round.evaluate_trained(received, self.state)
+            cost |= {"series": {AFTER_TRAINING: (scores.accuracy, scores.mean_loss)} if scores else {}}
+        return cost, fed.ledger.artifacts
 
     def _observed(self, t: int) -> bool:
         """Whether large arrays are kept with row t."""
@@ -221,7 +229,11 @@ def goes_on(found: Run | None, spec: RunSpec, how: Execution, force: bool) -> Ru
     """
     if found is None or not force:
         return found
-    kept = {"metrics_every": 0, **found.environment.get("forced", {})}  # records of older versions do not have it
+    kept = {
+        "metrics_every": 0,
+        "test_after_training": False,
+        **found.environment.get("forced", {}),
+    }  # records of older versions do not have it
     own = not found.ended and kept == _kept(how) and not _has_changed(found, spec)
     return found if own else None
 
@@ -231,6 +243,7 @@ def _kept(how: Execution) -> dict[str, Any]:
     return {
         "save_artifacts_every": how.save_artifacts_every,
         "metrics_every": how.metrics_every,
+        "test_after_training": how.test_after_training,
         "follow": None if how.follow is None else list(vars(how.follow).values()),
     }
 

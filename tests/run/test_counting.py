@@ -22,7 +22,8 @@ from pflbench.methods.extended import ClassTargets
 from pflbench.run import counting
 from pflbench.run.counting import Work
 from pflbench.run.federation_data import FederationData
-from pflbench.run.round import PHASES, rounds
+from pflbench.run.flops import Costs, CountingExecutor, Flops
+from pflbench.run.round import PHASES, CommunicationRound, rounds
 from pflbench.spec import DataSpec, Dirichlet, RunSpec, TrainSpec
 
 # The paper's CNN on 3 x 32 x 32: multiplications and additions of one sample's forward pass, layer by layer.
@@ -156,6 +157,22 @@ def test_counted_is_what_a_real_round_takes(name: str, monkeypatch: pytest.Monke
     assert counted["update"].bytes > 0
 
 
+@pytest.mark.parametrize("name", rest_slow(methods.METHODS, "fedala", "fedrep", "apple", "apfl", "fedcp"))
+def test_a_run_counts_the_same_while_it_trains(name: str) -> None:
+    chosen = methods.make(methods.spec(name, {}, None))
+    fed = federation("mlp", "batched", n=(12, 6, 11), tests=(3, 2, 4), around=chosen.model)
+    samples = fed.executor.samples  # type: ignore[attr-defined]
+    expected = counting.count(chosen, fed, samples)
+    fed.executor = CountingExecutor(fed.executor, Flops(Costs(fed.flat, samples.batch(torch.zeros(2, dtype=torch.int64))[0])))
+    state = chosen.init(fed.at(0))
+    for t in range(1, counting.STEADY + 1):
+        now = CommunicationRound(chosen, fed, t)
+        received = now.receive(state)
+        now.evaluate(state, received)
+        state = now.update(received)
+    assert now.flops == {phase: pytest.approx(work.flops) for phase, work in expected.items()}
+
+
 def measured_flops(method: Method, fed: Federation) -> dict[str, float]:
     """By phase, of the first steady round."""
     found: dict[str, float] = {}
@@ -180,7 +197,7 @@ def measured_flops(method: Method, fed: Federation) -> dict[str, float]:
 def test_frozen_layers_of_the_users_model_inside_a_methods_module() -> None:
     def frozen(around: Callable[[nn.Module], nn.Module] | None) -> list[float]:
         fed = federation("cnn", "batched", dtype="float32", shape=(3, 32, 32), classes=10, around=around)
-        costs = counting.Costs(fed.flat, torch.zeros(2, 3, 32, 32))
+        costs = Costs(fed.flat, torch.zeros(2, 3, 32, 32))
         return [costs.frozen(columns) for columns in fed.flat.blocks]
 
     assert frozen(ClassTargets) == frozen(None) == [CONV_1 + CONV_2 + FC, CONV_1 + CONV_2, CONV_1, 0]

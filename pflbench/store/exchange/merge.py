@@ -35,7 +35,7 @@ _NOTHING = "Nothing of it was taken."
 _MAGIC = b"SQLite format 3\0"
 _COMPARED: tuple[type[Base], ...] = (RoundRow, ClientRoundRow, SeriesRow)
 _COPIED: tuple[type[Base], ...] = (*_COMPARED, ArtifactRow)
-_MAY_DIFFER = {"run_id", "seconds_receive", "seconds_update", "seconds_evaluate", "peak_memory"}
+_MAY_DIFFER = {"run_id", "flops", "seconds_receive", "seconds_update", "seconds_evaluate", "peak_memory"}
 
 
 @dataclass(frozen=True)

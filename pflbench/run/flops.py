@@ -1,0 +1,247 @@
+"""FLOPs that requests must cost, counted while a run trains.
+
+They are those that PyTorch counts for the model, on tensors without data, times the samples of a request: so counting takes no
+time. What is no request (averages on the server, the C x C work of FedFomo and FedAMP) does not count. FLOPs are those of direct
+convolutions, which an FFT or Winograd's algorithm can undercut.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from pflbench.engine.batches import Plan
+from pflbench.engine.flat import Flat
+from pflbench.engine.requests import (
+    Evaluate,
+    Executor,
+    ExtractFeatures,
+    HeadOnFeatures,
+    Objective,
+    R,
+    Request,
+    Scan,
+    Sgd,
+    SumByClass,
+    function_key,
+    output,
+    unwrap,
+)
+
+COUNTED = 2  # samples on which FLOPs are counted: BatchNorm cannot train on one; all that is counted is linear in the batch
+
+
+class Costs:
+    """FLOPs of a model for one sample. x: two samples as the model takes them, of which only shape and type matter."""
+
+    def __init__(self, flat: Flat, x: Tensor) -> None:
+        self.flat = flat
+        self.module: nn.Module = copy.deepcopy(flat.module).to("meta").train()
+        self.x = x.to("meta")
+        self._gradients: dict[Any, tuple[float, float]] = {}
+
+    @cached_property
+    def head_input(self) -> tuple[Tensor, float]:
+        """The input of the head for two samples, without data, and its FLOPs for one."""
+        below: Any = self.module.features
+        with FlopCounterMode(display=False) as counted:
+            out: Tensor = below(self.x)
+        return out, counted.get_total_flops() / len(self.x)
+
+    def gradient(self, columns: slice, objective: Objective | None = None, references: int = 0) -> tuple[float, float]:
+        """Forward, and backward for the parameters in `columns`: nothing is differentiated below the first of them.
+
+        Returns what a batch costs whatever its size, and what each of its samples costs. references: models of the objective,
+        whose own passes are not counted.
+        """
+        start, stop, _ = columns.indices(self.flat.size)
+        key = start, stop, function_key(objective), references
+        if key not in self._gradients:
+            one, two = (self._of_batch(x, columns, objective, references) for x in (self.x, torch.cat([self.x, self.x])))
+            sample = (two - one) / len(self.x)
+            self._gradients[key] = one - sample * len(self.x), sample
+        return self._gradients[key]
+
+    def _of_batch(self, x: Tensor, columns: slice, objective: Objective | None, references: int) -> int:
+        inside = {entry.name for entry in self.flat.within(columns)}
+        for name, parameter in self.module.named_parameters():
+            parameter.requires_grad_(name in inside)
+        trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        labels = torch.zeros(len(x), dtype=torch.int64, device="meta")
+        with torch.no_grad():
+            compared = [output(self.module, x) for _ in range(references)]
+        with torch.enable_grad(), FlopCounterMode(display=False) as counted:
+            if objective is None:
+                loss = F.cross_entropy(self.module(x), labels)
+            else:
+                loss = objective(F.cross_entropy, labels, output(self.module, x), *compared)
+            torch.autograd.grad(loss, trained, allow_unused=True)
+        return int(counted.get_total_flops())
+
+    def frozen(self, columns: slice) -> float:
+        """Of the forward pass through the submodules of the user's model that lie below `columns`."""
+        start, _, _ = columns.indices(self.flat.size)
+        net: str | None = getattr(self.module, "user_model", None)
+        prefix = "" if net is None else f"{net}."
+        children = [f"{prefix}{name}" for name, _ in self.module.get_submodule(net or "").named_children()]
+        above = [entry.name for entry in self.flat.parameters if entry.stop > start]
+        below = [child for child in children if not any(name.startswith(f"{child}.") for name in above)]
+        return sum(self.forward.get(f"{type(self.module).__name__}.{child}", 0.0) for child in below)
+
+    @cached_property
+    def test(self) -> tuple[float, float]:
+        """Of the forward pass, of a batch and of each of its samples, as `gradient`."""
+        found = []
+        for x in (self.x, torch.cat([self.x, self.x])):
+            with torch.no_grad(), FlopCounterMode(display=False) as counted:
+                self.module(x)
+            found.append(counted.get_total_flops())
+        sample = (found[1] - found[0]) / len(self.x)
+        return found[0] - sample * len(self.x), sample
+
+    @cached_property
+    def forward(self) -> dict[str, float]:
+        """Of the forward pass, by submodule; "Global" is all."""
+        with torch.no_grad(), FlopCounterMode(display=False) as counted:
+            self.module(self.x)
+        return {name: sum(flops.values()) / len(self.x) for name, flops in counted.get_flop_counts().items()}
+
+
+class Flops:
+    """Adds up the FLOPs of requests. Samples pass layers that a phase does not change once in it: their features stay."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        self.total = 0.0
+        self._steps: dict[Any, tuple[list[int], float]] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """A new phase."""
+        self._through_frozen = np.empty(0, dtype=np.int64)  # samples that have passed the frozen layers
+
+    def add(self, request: Request[Any]) -> None:
+        if isinstance(request, Sgd):
+            self._differentiate(request.plan, request.columns, request.objective, len(request.references))
+            if request.references:
+                self.total += len(request.references) * _samples(request.plan) * self.costs.forward["Global"]
+        elif isinstance(request, Scan) and request.plan.steps().any():
+            taken, own = self.of_step(request)
+            self.total += own * int(request.plan.steps().sum())
+            pieces = [request.plan] if request.parts == 1 else _parts(request.plan, request.parts)
+            for part in taken:
+                self._differentiate(pieces[part], request.columns, request.objective)
+        elif isinstance(request, ExtractFeatures | SumByClass):
+            features, flops = self.costs.head_input
+            sums = 2 * request.classes * (features.shape[-1] + 1) if isinstance(request, SumByClass) else 0
+            self.total += _samples(request.plan) * (flops + sums)
+        elif isinstance(request, Evaluate):
+            of_batch, of_sample = self.costs.test
+            self.total += len(request.plan) * of_batch + _samples(request.plan) * of_sample
+
+    def of_step(self, request: Scan) -> tuple[list[int], float]:
+        """Of a step of an inner loop the parts whose gradients it takes, and the FLOPs of its own products for one client.
+
+        Neither depends on the data: one step of all clients at once, without gradients, stands for all.
+        """
+        inputs = {name: value[:, 0] for name, value in request.per_step.items()}
+        given = unwrap(request.given)
+        arguments = {**request.carry, **given, **inputs}
+        shapes = tuple((name, tuple(value.shape) if isinstance(value, Tensor) else None) for name, value in arguments.items())
+        key = function_key(request.step), shapes
+        if key not in self._steps:
+            taken: list[int] = []
+
+            def grad(w: Tensor, part: int = 0, of: int = 0) -> Tensor:
+                taken.append(part)
+                return torch.zeros_like(w)
+
+            with torch.no_grad(), FlopCounterMode(display=False) as products:  # such as with all core models in APPLE
+                request.step(grad, **request.carry, **given, **inputs)
+            self._steps[key] = taken, products.get_total_flops() / len(request.plan)
+        return self._steps[key]
+
+    @cached_property
+    def head(self) -> Flops:
+        """Of the head by itself, on features; its FLOPs are to be added to these."""
+        return Flops(Costs(self.costs.flat.head_alone(), self.costs.head_input[0]))
+
+    def _differentiate(self, plan: Plan, columns: slice, objective: Objective | None = None, references: int = 0) -> None:
+        frozen = self.costs.frozen(columns)
+        of_batch, of_sample = self.costs.gradient(columns, objective, references)
+        self.total += int(plan.steps().sum()) * of_batch + _samples(plan) * (of_sample - frozen)
+        if frozen:
+            known = len(self._through_frozen)
+            self._through_frozen = np.union1d(self._through_frozen, np.concatenate(plan.order))
+            self.total += (len(self._through_frozen) - known) * frozen
+
+
+class CountingExecutor(Executor):
+    """Another executor, whose requests are counted."""
+
+    def __init__(self, inner: Executor, count: Flops, whole: CountingExecutor | None = None) -> None:
+        self.inner, self.count = inner, count
+        self.name, self.device, self.chunks = inner.name, inner.device, inner.chunks
+        self._whole = whole or self  # of an executor of the head: that of the model, which has the sum
+        self._failed = False
+
+    @property
+    def flops(self) -> float | None:
+        """None once a user's own model could not be counted."""
+        return None if self._failed else self.count.total
+
+    def begin_phase(self) -> None:
+        self.count.begin()
+
+    def do(self, request: Request[R]) -> R:
+        answer = self.inner.do(request)
+        self._count(request)
+        if isinstance(answer, HeadOnFeatures):
+            head = CountingExecutor(answer.executor, self.count.head, self._whole)
+            return HeadOnFeatures(head, answer.plan)  # type: ignore[return-value]
+        return answer
+
+    def begin_round(self, t: int) -> None:
+        self.inner.begin_round(t)
+
+    def clock(self) -> float:
+        return self.inner.clock()
+
+    def record(self) -> dict[str, Any]:
+        return self.inner.record()
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def _count(self, request: Request[Any]) -> None:
+        before = self.count.total
+        try:
+            self.count.add(request)
+        except Exception:  # of a user's own model on tensors without data
+            self._whole._failed = True
+        if self._whole is not self:
+            self._whole.count.total += self.count.total - before
+
+
+def _samples(plan: Plan) -> int:
+    """Visits of samples, of all clients."""
+    return sum(map(len, plan.order))
+
+
+def _parts(plan: Plan, parts: int) -> list[Plan]:
+    """Each part of all batches, as a plan of its own."""
+    pieces = [[np.array_split(batch, parts) for batch in plan.batches(client)] for client in range(len(plan))]
+    return [
+        Plan(
+            tuple(np.concatenate([batch[part] for batch in of] or [np.empty(0, np.int64)]) for of in pieces),
+            tuple(np.array([len(batch[part]) for batch in of], dtype=np.int64) for of in pieces),
+        )
+        for part in range(parts)
+    ]
