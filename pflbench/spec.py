@@ -236,6 +236,10 @@ class TrainSpec(Spec):
         return self
 
 
+LATER = {name: field.default for name, field in TrainSpec.model_fields.items() if field.exclude_if}
+"""The fields of TrainSpec that are left out of JSON at their default, and these."""
+
+
 class MethodSpec(Spec):
     """A method, the version of its implementation and its hyperparameters, defaults written out."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pflbench import methods
-from pflbench.spec import IID, DataSpec, MethodSpec, RunSpec, TrainSpec
+from pflbench.spec import IID, LATER, DataSpec, MethodSpec, RunSpec, TrainSpec
 
 STORED = Path(__file__).parents[1] / "reports" / "cifar10-6000.db.xz"
 
@@ -61,4 +61,4 @@ def test_every_field_and_hyperparameter_is_written_down():
     plain = spec.canonical()
     assert plain.keys() == RunSpec.model_fields.keys()
     for part, kind in parts.items():
-        assert plain[part].keys() == kind.model_fields.keys() - {"path", "test_labels"}
+        assert plain[part].keys() == kind.model_fields.keys() - {"path", "test_labels", *LATER}

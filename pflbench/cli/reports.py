@@ -72,7 +72,9 @@ TOLERANCE = o.option(
     float, "overhead: a run has converged within so many points of its best round. Default: 0.5.", metavar="POINTS"
 )
 METRIC = o.option(
-    Literal["auc", "balanced-accuracy", "macro-f1"], "accuracy, curves: this instead of accuracy, of runs with --metrics-every."
+    Literal["auc", "balanced-accuracy", "macro-f1", "after-training"],
+    "accuracy, curves: this instead of accuracy, of runs with --metrics-every; after-training: of runs with "
+    "--test-after-training.",
 )
 Format = Annotated[
     Literal["text", "markdown", "latex", "csv", "json"] | None,

@@ -18,6 +18,7 @@ from pflbench import methods
 from pflbench.models import MODELS
 from pflbench.papers import Value, values
 from pflbench.report import labels
+from pflbench.spec import LATER
 from pflbench.store.runs import RoundRule
 
 ACCURACY = "test_accuracy_percent"
@@ -221,6 +222,7 @@ def setting_differences(spec: dict[str, Any], place: Place) -> tuple[str, ...]:
         ("optimizer", train["optimizer"], "sgd"),
         ("weight decay", train["weight_decay"] or 0, 0),
     ]
+    items += [(name.replace("_", " "), train.get(name, default), default) for name, default in LATER.items()]
     if place.central:
         items.append(("partition", partition["scheme"], "unknown"))
         if place.balanced is not None:

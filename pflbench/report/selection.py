@@ -23,6 +23,8 @@ from pflbench.store.schema import STATUSES
 T = TypeVar("T")
 BEST = RoundRule("best")
 TEST_LABELS_NOTE = f"{TEST_LABELS}: clients adapt on labelled test data, so this is no test."
+_HOW = {"after-training": "--test-after-training"}  # else --metrics-every
+_UNRULED = "without what the rule for rounds needs: val needs `run --val-share`"
 _FIRST_RUN = "Make some: pflbench run -m fedavg -m fedala -d digits"
 # The filters by what they are called in messages, and what a run answers to: the name in the database first, then others.
 _FIELDS: dict[str, tuple[str, Callable[[Result], tuple[object, ...]]]] = {
@@ -115,6 +117,8 @@ class Filters:
         """As `select`, of these runs. Raises UserError where none has one of the statuses."""
         wanted = statuses(self.status)
         counted, left_out = _newest(found, wanted)
+        if not counted and any(result.best is not None and result.status in wanted for result in left_out):
+            raise UserError(f"None of the {len(left_out)} matching runs has a result by this rule.", f"They are {_UNRULED}.")
         if not counted:
             raise UserError(
                 f"None of the {len(left_out)} matching runs is {' or '.join(wanted)} with a result: {_tally(left_out)}.",
@@ -123,8 +127,11 @@ class Filters:
         notes = []
         if hidden := 0 if self.words else runs.hidden_smoke(engine, self._scope):
             notes.append(f"Not counted: {labels.counted(hidden, 'run')} of `reproduce --scale smoke`; --smoke shows them.")
-        if left_out:
-            notes.append(f"Not counted: {_tally(left_out)}. --status any shows what they have.")
+        unruled = [result for result in left_out if result.best is not None and result.value is None and result.status in wanted]
+        if unruled:
+            notes.append(f"Not counted: {labels.counted(len(unruled), 'run')} {_UNRULED}.")
+        if unfinished := [result for result in left_out if result not in unruled]:
+            notes.append(f"Not counted: {_tally(unfinished)}. --status any shows what they have.")
         if partial := [result for result in counted if result.status != "finished"]:
             notes.append("Counted as far as they got: " + ", ".join(f"run {r.id} ({r.status})" for r in partial) + ".")
         arranged = arrange(counted)
@@ -285,10 +292,10 @@ def measured(engine: Engine, filters: Filters, metric: str, rule: RoundRule = BE
     if not counted:
         raise UserError(
             f"None of these runs has measured {TITLES[metric]}.",
-            "Runs do with --metrics-every 1; --force runs finished ones anew.",
+            f"Runs do with {_HOW.get(metric, '--metrics-every 1')}; --force runs finished ones anew.",
         )
     left = len(found.runs) - len(counted)
-    note = f"Not counted: {labels.counted(left, 'run')} without {TITLES[metric]} (--metrics-every)."
+    note = f"Not counted: {labels.counted(left, 'run')} without {TITLES[metric]} ({_HOW.get(metric, '--metrics-every')})."
     return replace(filters.arranged(engine, counted), notes=(*found.notes, *((note,) if left else ())))
 
 

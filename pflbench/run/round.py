@@ -25,7 +25,6 @@ RECEPTION, EVALUATION, UPDATE = PHASES = ("reception", "evaluation", "update")
 """In order: download and local initialisation; test; local training and aggregation."""
 
 HEADLINE = ""  # among the series
-AFTER_TRAINING = "after training"  # the series of models right after local training
 VALIDATION = "validation"  # the headline's models on validation samples, among the results of a test
 CENTRAL = "central"
 

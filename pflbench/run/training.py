@@ -26,7 +26,7 @@ from pflbench.run.measures import measure
 from pflbench.run.places import name_of, place_of
 from pflbench.run.prepared import Prepared, prepare
 from pflbench.run.record import RunRecord, as_begun
-from pflbench.run.round import AFTER_TRAINING, RECEPTION, CommunicationRound, require_global_model
+from pflbench.run.round import RECEPTION, CommunicationRound, require_global_model
 from pflbench.spec import RunSpec
 from pflbench.store import locks, measures, runs, write
 from pflbench.store.failures import patiently
@@ -206,7 +206,7 @@ class _Loop:
         cost = record.cost(self.round)
         if self.how.test_after_training:
             scores = self.round.evaluate_trained(received, self.state)
-            cost |= {"series": {AFTER_TRAINING: (scores.accuracy, scores.mean_loss)} if scores else {}}
+            cost |= {"series": {measures.AFTER_TRAINING: (scores.accuracy, scores.mean_loss)} if scores else {}}
         return cost, fed.ledger.artifacts
 
     def _observed(self, t: int) -> bool:

@@ -53,7 +53,7 @@ class Curve:
 class History:
     """Every round of a run, ascending; all arrays have one length. NaN: not measured.
 
-    accuracy is a fraction; receive, update and evaluate are the seconds that each phase of the round took.
+    accuracy and val_accuracy are fractions; receive, update and evaluate are the seconds that each phase of the round took.
     """
 
     round: Integers
@@ -63,6 +63,7 @@ class History:
     receive: Floats
     update: Floats
     evaluate: Floats
+    val_accuracy: Floats
 
 
 @dataclass(frozen=True)
@@ -146,9 +147,9 @@ def history(engine: Engine, run_id: int) -> History:
     """All rounds of a run; empty arrays for a run without rounds."""
     columns = (RoundRow.accuracy, RoundRow.test_loss, RoundRow.train_loss)
     seconds = (RoundRow.seconds_receive, RoundRow.seconds_update, RoundRow.seconds_evaluate)
-    query = select(RoundRow.round, *columns, *seconds).where(RoundRow.run_id == run_id).order_by(RoundRow.round)
+    query = select(RoundRow.round, *columns, *seconds, RoundRow.val_accuracy).where(RoundRow.run_id == run_id)
     with reading(engine) as c:
-        rows = floats(c.execute(query).all(), 7)
+        rows = floats(c.execute(query.order_by(RoundRow.round)).all(), 8)
     return History(rows[:, 0].astype(np.int64), *rows[:, 1:].T)
 
 

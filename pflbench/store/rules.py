@@ -198,16 +198,21 @@ def _check_rounds(connection: Connection) -> Found:
             yield f"run {run}, round {gap}: missing; the run is {status}, with {found} of {rounds + 1} rounds"
 
 
+_FROM_CLIENTS = ("accuracy", "accuracy_mean", "accuracy_std", "test_loss", "val_accuracy", "val_loss")
+
+
 def _check_clients(connection: Connection) -> Found:
     """The results of each round are computed from those of its clients, and the run has these clients."""
     correct, total = (f"CAST({name} AS DOUBLE PRECISION)" for name in ("correct", "total"))  # a sum of integers may overflow
     share = f"({correct} / nullif(total, 0))"
     query = f"""
         SELECT run_id, round, max(clients), max(client), max(accuracy), max(accuracy_mean), max(accuracy_std), max(test_loss),
-            sum({correct}), sum({total}), avg({share}), avg({share} * {share}), sum(loss)
+            max(val_accuracy), max(round.val_loss), sum({correct}), sum({total}), avg({share}), avg({share} * {share}), sum(loss),
+            sum(val_correct), sum(val_total), sum(client_round.val_loss)
         FROM round JOIN client_round USING (run_id, round) JOIN run ON run.id = run_id
         GROUP BY run_id, round"""
-    for run, t, clients, client, *stored, right, samples, mean, square, loss in connection.exec_driver_sql(query):
+    for run, t, clients, client, *found in connection.exec_driver_sql(query):
+        *stored, right, samples, mean, square, loss, val_right, val_samples, val_loss = found
         where = f"run {run}, round {t}"
         if client >= clients:
             yield f"{where}: results of client {client}; the run has {clients}, counted from 0"
@@ -215,8 +220,9 @@ def _check_clients(connection: Connection) -> Found:
             if any(value is not None for value in stored):
                 yield f"{where}: it has an accuracy or a loss, and its clients no test samples"
             continue
-        expected = (right / samples, mean, math.sqrt(max(0.0, square - mean * mean)), loss / samples)
-        for name, value, of in zip(("accuracy", "accuracy_mean", "accuracy_std", "test_loss"), stored, expected, strict=True):
+        tested = (right / samples, mean, math.sqrt(max(0.0, square - mean * mean)), loss / samples)
+        expected = (*tested, *((val_right / val_samples, val_loss / val_samples) if val_samples else (0.0, 0.0)))
+        for name, value, of in zip(_FROM_CLIENTS, stored, expected, strict=True):
             # Rounding of a variance of 0 leaves a deviation of 1e-8.
             if value is not None and not math.isclose(value, of, rel_tol=_NEAR, abs_tol=_NEAR):
                 yield f"{where}: {name} is {value:.6g}, and {of:.6g} by its clients"

@@ -130,7 +130,7 @@ def test_newest_schema_is_that_of_the_models(engine: Engine) -> None:
     schema.Base.metadata.create_all(models)
     assert shape(engine) == shape(models)
     assert shape(engine)["client_round"][4] == 1  # WITHOUT ROWID
-    assert [len(shape(engine)[name][6]) for name in ("run", "round", "client_round", "series")] == [7, 15, 3, 2]
+    assert [len(shape(engine)[name][6]) for name in ("run", "round", "client_round", "series")] == [7, 18, 4, 2]
     assert shape(engine)["run"][7]
 
 

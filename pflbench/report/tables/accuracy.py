@@ -24,15 +24,29 @@ from pflbench.report.tables import places
 from pflbench.report.tables.cell import Cell
 from pflbench.report.tables.grid import CellText, Column, Grid
 from pflbench.report.tables.places import AccuracyColumn
-from pflbench.store.measures import TITLES
+from pflbench.spec import LATER
+from pflbench.store.measures import COLUMNS, TITLES
 from pflbench.store.runs import RoundRule
 
 Paper = Literal["auto", "always", "never"]
 _UNPRINTED = "No paper's values stand beside these: what is at hand of FedAMP's paper, a review, prints none, and no protocol."
 
 # What the notes say of a protocol; the rest is in the specification of each run.
-_TRAIN = ("join_ratio", "rounds", "local_epochs", "batch_size", "lr", "optimizer", "momentum", "weight_decay", "optimizer_state")
+_TRAIN = (
+    "join_ratio",
+    "rounds",
+    "local_epochs",
+    "batch_size",
+    "lr",
+    "optimizer",
+    "momentum",
+    "weight_decay",
+    "optimizer_state",
+    *LATER,
+)
 _PROTOCOL = ("model", "partition.clients", *(f"train.{name}" for name in (*_TRAIN, "lr_schedule")))
+
+COMPUTED = [TITLES[metric] for metric in COLUMNS]  # at chosen rounds
 
 # Further columns of a paper's table, by their names in the records: head, format, and what stands where there is none.
 _EXTRA = {
@@ -88,6 +102,9 @@ class AccuracyTable:
             for cell, verdict in zip(of.cells, of.verdicts, strict=True)
         )
         columns = [Column(of.head, tuple(ours))]
+        if self.round_rule == "val" and self.metric is None:
+            texts = ("" if cell is None or cell.optimism is None else f"{cell.optimism:+.2f}" for cell in of.cells)
+            columns.append(_beside("optimism", map(CellText, texts)))
         if any(of.printed):
             papers = (
                 cellular.papers(None if self.paper == "auto" and cell and cell.differences else value, cell)
@@ -218,7 +235,11 @@ def _notes(
         f"{measured} in %, {tested}; mean ± {wanted.std} std over runs that differ in the seed.",
         f"n = {labels.counted(max(n), 'run')} in every cell." if len(n) == 1 else f"(n): number of runs, {min(n)} to {max(n)}.",
         selection.sentence(rule),
-        *(["Of the rounds in which it was computed, the rule takes the most accurate or the last."] * (measured != "Accuracy")),
+        *(
+            ["optimism: points by which a run's best round, chosen on the test data, exceeds this."]
+            * (rule.rule == "val" and measured == "Accuracy")
+        ),
+        *(["Of the rounds in which it was computed, the rule takes the most accurate or the last."] * (measured in COMPUTED)),
         *stats.notes(wanted, [cell.n for cell in cells], [c.comparison for c in cells if c.comparison]),
     ]
     used = min(cell.used for cell in cells)

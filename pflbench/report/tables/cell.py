@@ -43,6 +43,7 @@ class Cell:
     differences: tuple[str, ...]
     used: int  # rounds that went into the value of a run, at least
     best: bool = False
+    optimism: float | None = None  # by how many points the runs' best rounds, chosen on test data, exceed their values
     interval: tuple[float, float] | None = None
     comparison: stats.Comparison | None = None
     clients: tuple[Mapping[int, float], ...] = ()  # of each run the accuracy by client, where the clients are compared
@@ -96,6 +97,7 @@ def make(
         paper=paper,
         differences=differences,
         used=min(run.used for run in runs),
+        optimism=float(np.mean([100 * (run.best - run.value) for run in runs if run.best is not None and run.value is not None])),
         interval=None if wanted.ci is None else stats.interval(values, wanted.ci),
     )
 
@@ -187,6 +189,7 @@ def record(cell: Cell | None, verdict: str | None) -> dict[str, Any]:
         "std": cell and cell.std,
         "n": cell.n if cell else 0,
         "best": bool(cell and cell.best),
+        "optimism": cell and cell.optimism,
         "interval": cell and cell.interval,
         "compared_with": compared and compared.against,
         "pairs": compared and compared.pairs,
