@@ -48,7 +48,7 @@ def note(shown: Arranged, every: Arranged, needed: Sequence[str] = (LOCAL, FINE_
             lacking[missing].append((setting, seeds))
     if not lacking:
         return []
-    what = (f"{_listed(names)} ({labels.some([one.title for one, _ in of])})" for names, of in lacking.items())
+    what = (f"{_listed(names)} ({labels.some([one.title for one, _ in of], 2)})" for names, of in lacking.items())
     names, ((first, seeds), *_) = next(iter(lacking.items()))
     return [f"Not run beside the personalized methods: {'; '.join(what)}. Next: `{command_for(names, first.spec, seeds)}`."]
 
