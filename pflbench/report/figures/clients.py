@@ -56,7 +56,10 @@ def plot(
         (*found.notes, *not_drawn(found, len(drawn))),
         columns=columns,
         height=1.75 if columns < 3 else 1.4,
-        order=[*(zero(compared.bases[j]) for j in chosen), *(row.label for row in found.rows if row.label != OTHERS)],
+        order=[
+            *dict.fromkeys(zero(compared.bases[j]) for j in chosen),
+            *(row.label for row in found.rows if row.label != OTHERS),
+        ],
     )
 
 
