@@ -149,6 +149,8 @@ class Pfllib(Spec):
         return f"PFLlib {inner}"
 
 
+OPTION_OF = {"seed": "partition_seed", "shares": "iid_shares"}  # fields of partitions whose options of `run` have other names
+
 PartitionSpec = Annotated[Pathological | Dirichlet | IID | Groups | Natural | Pfllib, Field(discriminator="scheme")]
 
 

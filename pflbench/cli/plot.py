@@ -27,6 +27,9 @@ _OF_PLOTS = o.group(
     band=o.option(Literal["minmax", "std"], "curves: the band over seeds. Default: minmax."),
     references=o.flag("curves: also PFLlib's series of the same datasets (see `pflbench import`).", "--references"),
     round=o.option(int, "attention: the round. Default: the last stored one.", "--round", min=0),
+    against=o.option(
+        Literal["local", "fedavg"], "clients: the method at zero. Default: local, or fedavg in settings without it."
+    ),
     client=o.option(int, "ala-convergence (default: 8), trajectory (default: 4).", min=0),
     round_rule=ROUND_RULE,
     metric=METRIC,

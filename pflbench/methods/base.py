@@ -63,6 +63,7 @@ class Method(ABC):
     venue: ClassVar[str]
     algorithm: ClassVar[str]  # where the paper defines it, e.g. "Algorithm 1"
     category: ClassVar[str]
+    fine_tuned: ClassVar[bool] = False  # clients are tested with the global model after fine-tuning it (methods.md 2.11)
     version: ClassVar[int] = 1  # raise it whenever a change alters results: it is part of a run's key
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # preset -> hyperparameters that it changes (methods.md 0.6)
     # The same for values that the user must set explicitly, since clients then adapt on labelled test data.

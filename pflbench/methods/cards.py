@@ -28,6 +28,7 @@ class Card:
     venue: str = ""
     algorithm: str = ""
     category: str = ""
+    fine_tuned: bool = False
     presets: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
     ala_decides: Mapping[str, Value] = field(default_factory=dict)
     ala_refused: str = ""

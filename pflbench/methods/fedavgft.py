@@ -22,6 +22,7 @@ class FedAvgFT(FedAvg):
     title = "FedAvg-FT"
     algorithm = "in many papers, as a baseline"
     category = "baseline: fine-tuning"
+    fine_tuned = True
     ala_refused = "it fine-tunes the received model where ALA would mix it"
     tested_model = "finetuned"
     random_test = True

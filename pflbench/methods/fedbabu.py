@@ -31,6 +31,7 @@ class FedBABU(Method):
     venue = "ICLR 2022"
     algorithm = "Algorithm 1"
     category = "personalized FL: model splitting"
+    fine_tuned = True
     tested_model = "finetuned"
     random_test = True
     ala_refused = "it fine-tunes the received model, and nothing of a client's own is left that ALA could mix"

@@ -42,6 +42,7 @@ class FedAvgC(FedAvg):
     venue = "AAAI 2023"
     algorithm = "in words, in the FedALA paper"
     category = "baseline: fine-tuning"
+    fine_tuned = True
     ala_refused = "it fine-tunes the received model where ALA would mix it"
     tested_model = "finetuned"
     random_test = True

@@ -62,6 +62,7 @@ def _plot(name: str, title: str, **more: Any) -> Report:
 _TABLES = (
     _table("accuracy", "Accuracy of each method in each setting, mean and std over seeds", printed="table2"),
     _table("overhead", "Time, communication and memory of each method"),
+    _table("clients", "Clients that are worse off than with Local or FedAvg, by how much, and the worst tenth"),
     _table("ranks", "Average ranks of the methods over all settings"),
     _printed("table2", "Table 2: accuracy in the paper's settings, run or not"),
     _printed("heterogeneity", "Table 4: accuracy by beta"),
@@ -84,6 +85,7 @@ _PLOTS = (
     _plot("heterogeneity", "Accuracy over beta of Dirichlet partitions", refuses=("partitions",)),
     _plot("elastic", "Elastic Aggregation by partition, participation and local epochs"),
     _plot("fairness", "Accuracy of the clients by method, its median and worst tenth"),
+    _plot("clients", "Difference of each client's accuracy to Local or FedAvg, by method"),
     _plot("ranks", "Average ranks of the methods, joined where they do not differ"),
     _plot("attention", "Which client's model draws on whose, beside the clients' groups"),
     _plot("ala-weights", "ALA's weights by layer and round"),

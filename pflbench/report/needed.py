@@ -6,6 +6,7 @@ value that is printed there.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -187,7 +188,7 @@ def command(options: Mapping[str, Any]) -> str:
     for name, value in options.items():
         flag = _FLAGS.get(name, "--" + name.replace("_", "-"))
         for one in value if isinstance(value, tuple) else (value,):
-            words.append(flag if one is True else f"{flag} {_plain(one)}")
+            words.append(flag if one is True else f"{flag} {shlex.quote(_plain(one))}")
     return " ".join(words)
 
 
@@ -254,10 +255,10 @@ _ACCURACY = TableNeeds(
     (*_PATHOLOGICAL, *_IMAGES, _TINY_RESNET, _AGNEWS),
 )
 _OVERHEAD = TableNeeds("overhead", "Overhead", "FedALA paper, Table 3", _EVERY_METHOD, (_TINY_RESNET,))
-
 _TABLES = (
     _ACCURACY,
     _OVERHEAD,
+    TableNeeds("clients", "Clients that are hurt", _ACCURACY.source, _lines("local", *METHODS), _IMAGES, ranked=False),
     TableNeeds("heterogeneity", "Heterogeneity", "FedALA paper, Table 4", _EVERY_METHOD, _BETAS, beside=(_TINY, _AGNEWS)),
     TableNeeds(
         "scalability", "Scalability", "FedALA paper, Table 4", _EVERY_METHOD, _MORE_CLIENTS, same=("clients", "join_ratio")
@@ -361,6 +362,7 @@ PLOTS = {
     "heterogeneity": FigureNeeds("the settings of FedALA's Tables 2 and 4", _cells(_EVERY_METHOD, *_BETAS)),
     "elastic": FigureNeeds("Elastic Aggregation's poster, figure", _cells(_lines("fedavg", "elastic"), *_AROUND_POSTER)),
     "fairness": FigureNeeds("four settings of FedALA's Table 2 and Table 7", _cells(_EVERY_METHOD, *_IMAGES)),
+    "clients": FigureNeeds(_ACCURACY.source, TABLES["clients"].cells),
     "ranks": _OF_TABLE_2,
     "attention": FigureNeeds(
         "FedAMP's setting: groups of clients with classes of their own",

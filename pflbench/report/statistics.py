@@ -98,7 +98,7 @@ def paired(a: Values, b: Values, test: Test) -> tuple[float | None, int]:
 
     p is None for fewer than two pairs, and of a t-test where all differences are the same: without a spread there is no t.
     """
-    d = _differences(a, b)
+    d = differences(a, b)
     if len(d) < 2 or (test == "t" and np.ptp(d) == 0):
         return None, len(d)
     if not d.any():
@@ -109,7 +109,8 @@ def paired(a: Values, b: Values, test: Test) -> tuple[float | None, int]:
     return float(found.pvalue), len(d)
 
 
-def _differences(a: Values, b: Values) -> npt.NDArray[np.float64]:
+def differences(a: Values, b: Values) -> npt.NDArray[np.float64]:
+    """a - b where both have a value, in the order of the keys."""
     return np.array([a[key] - b[key] for key in sorted(a.keys() & b.keys())], dtype=np.float64).round(_DIGITS)
 
 
@@ -122,6 +123,11 @@ def by_client(a: Values, b: Values) -> tuple[Values, Values]:
     clients = {client for _, client in shared}
     found = [{client: float(np.mean([row[key] for key in shared if key[1] == client])) for client in clients} for row in (a, b)]
     return found[0], found[1]
+
+
+def worst_tenth(values: Collection[float] | npt.NDArray[np.float64]) -> float:
+    """The mean of the smallest tenth of the values, at least one."""
+    return float(np.sort(np.asarray(values))[: -(-len(values) // 10)].mean())
 
 
 def least_p(pairs: int, test: Test) -> float:
@@ -151,10 +157,20 @@ def compare(values: Mapping[str, Values], against: str, test: Test) -> dict[str,
     corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
     found = {}
     for row, (p, number) in raw.items():
-        differing = int(np.count_nonzero(_differences(*pairs[row])))
+        differing = int(np.count_nonzero(differences(*pairs[row])))
         least = min(1.0, len(tested) * least_p(differing if test == OVER_CLIENTS else number, test))
         found[row] = Comparison(against, number, differing, p, corrected.get(row), least)
     return found
+
+
+def empty_tests(tested: Collection[Comparison], pairs: str) -> list[str]:
+    """A note on the comparisons that could not have found a difference. pairs: what is paired, as "clients"."""
+    if not (empty := [c for c in tested if c.least >= LEVEL]):
+        return []
+    return [
+        f"Empty test in {len(empty)} of {len(tested)} comparisons: so few {pairs} that differ cannot give p < {LEVEL:g} "
+        "after Holm."
+    ]
 
 
 def p_text(p: float) -> str:
@@ -182,11 +198,7 @@ def notes(wanted: Statistics, counts: Collection[int], comparisons: Collection[C
             "dropped, equal differences share their rank. median client: mean over runs of the median over the clients."
         )
     tested = [c for c in comparisons if c.p is not None]
-    if empty := [c for c in tested if c.least >= LEVEL]:
-        said.append(
-            f"Empty test in {len(empty)} of {len(tested)} comparisons: so few {pairs} that differ cannot give p < {LEVEL:g} "
-            "after Holm."
-        )
+    said += empty_tests(tested, pairs)
     if wanted.test == "t" and any(c.pairs < ENOUGH for c in tested):
         said.append(f"Fewer than {ENOUGH} pairs: the t-test rests on the normality of the differences alone.")
     if len(tested) < len(comparisons):

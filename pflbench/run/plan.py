@@ -21,7 +21,19 @@ from pflbench.methods.cards import SUFFIX
 from pflbench.partition.natural import LEAST
 from pflbench.partition.pfllib import describe, sample_shape
 from pflbench.run.canonical import canonical
-from pflbench.spec import IID, DataSpec, Dirichlet, Groups, MethodSpec, Natural, PartitionSpec, Pathological, RunSpec, TrainSpec
+from pflbench.spec import (
+    IID,
+    OPTION_OF,
+    DataSpec,
+    Dirichlet,
+    Groups,
+    MethodSpec,
+    Natural,
+    PartitionSpec,
+    Pathological,
+    RunSpec,
+    TrainSpec,
+)
 
 S = TypeVar("S")
 Parsed = dict[str, Any]
@@ -38,9 +50,8 @@ _CLASSES: dict[str, Any] = {
     "groups": Groups,
     "natural": Natural,
 }
-_OPTION_OF = {"seed": "partition_seed", "shares": "iid_shares"}  # fields whose options have other names
 SCHEMES: dict[str, dict[str, str]] = {
-    name: {_OPTION_OF.get(field, field): field for field in cls.model_fields if field != "scheme"}
+    name: {OPTION_OF.get(field, field): field for field in cls.model_fields if field != "scheme"}
     for name, cls in _CLASSES.items()
 } | {"pfllib": {}}
 """Of each scheme the options (as fields of RunOptions) -> fields of its specification. It refuses all other options."""

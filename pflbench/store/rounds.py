@@ -207,18 +207,22 @@ def clients_of(engine: Engine, run_ids: Mapping[int, int]) -> dict[int, Clients]
     return found
 
 
-def by_client(engine: Engine, run: int, round: int, last: int = 1) -> dict[int, float]:
-    """Each client's accuracy on its own test data in [0, 1]: the mean over the `last` evaluated rounds up to `round`.
+def by_client(engine: Engine, run_ids: Mapping[int, int], last: int = 1) -> dict[int, dict[int, float]]:
+    """Each client's accuracy on its own test data in [0, 1]: the mean over the `last` evaluated rounds up to the given one.
 
-    Clients that were not tested in them, or have no test data, are left out.
+    run_ids: number of the run -> round. Clients that were not tested in these rounds, or have no test data, are left out.
     """
-    evaluated = select(RoundRow.round).where(RoundRow.run_id == run, RoundRow.round <= round, RoundRow.accuracy.is_not(None))
-    rounds = evaluated.order_by(RoundRow.round.desc()).limit(last)
+    wanted = values(column("run", Integer), column("round", Integer), name="wanted").data(list(run_ids.items())).cte()
+    mine = (RoundRow.run_id == wanted.c.run, RoundRow.round <= wanted.c.round, RoundRow.accuracy.is_not(None))
+    rounds = select(RoundRow.round).where(*mine).order_by(RoundRow.round.desc()).limit(last).correlate(wanted)
     share = cast(ClientRoundRow.correct, Double) / ClientRoundRow.total
-    query = select(ClientRoundRow.client, func.avg(share)).group_by(ClientRoundRow.client).order_by(ClientRoundRow.client)
-    query = query.where(ClientRoundRow.run_id == run, ClientRoundRow.round.in_(rounds), ClientRoundRow.total > 0)
+    tested = (ClientRoundRow.run_id == wanted.c.run) & ClientRoundRow.round.in_(rounds) & (ClientRoundRow.total > 0)
+    query = select(wanted.c.run, ClientRoundRow.client, func.avg(share)).join_from(wanted, ClientRoundRow, tested)
+    found: dict[int, dict[int, float]] = {run: {} for run in run_ids}
     with reading(engine) as c:
-        return {client: float(mean) for client, mean in c.execute(query)}
+        for run, client, mean in c.execute(query.group_by(wanted.c.run, ClientRoundRow.client).order_by(ClientRoundRow.client)):
+            found[run][client] = float(mean)
+    return found
 
 
 def costs(engine: Engine, run_ids: Collection[int], tolerance: float) -> dict[int, Cost]:

@@ -13,6 +13,7 @@ from pflbench.errors import UserError
 from pflbench.report import looks
 from pflbench.report.figures import elastic, fairness, heterogeneity, overhead, scalability
 from pflbench.report.selection import Filters
+from pflbench.report.statistics import worst_tenth
 from pflbench.store.write import RoundRecord
 
 
@@ -149,8 +150,10 @@ def test_fairness_is_of_the_best_round_by_client(engine: Engine) -> None:
 
 
 def test_the_worst_tenth_is_at_least_one_client() -> None:
-    assert fairness.worst(np.array([50.0, 20.0, 90.0])) == 20
-    assert fairness.worst(np.arange(30.0)) == 1  # three of thirty: 0, 1, 2
+    assert worst_tenth([50.0, 20.0, 90.0]) == 20
+    assert worst_tenth(np.arange(30.0)) == 1  # three of thirty: 0, 1, 2
+    assert worst_tenth(np.arange(70.0)) == 3, "seven of seventy, though 0.1 * 70 is a little more than 7"
+    assert worst_tenth(np.arange(71.0)) == 3.5, "eight: a tenth of 71 is rounded up"
 
 
 def test_runs_without_client_results_are_named(engine: Engine) -> None:

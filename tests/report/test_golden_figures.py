@@ -179,6 +179,24 @@ def fairness(figure: Figure, raw: Raw) -> set[int]:
     return set(runs.index)
 
 
+@checks("clients")
+def clients(figure: Figure, raw: Raw) -> set[int]:
+    runs = raw.where("dataset == 'fashionmnist'")
+    assert len(figure.axes) == runs["partition"].nunique() == 3
+    seen: set[tuple[tuple[float, ...], ...]] = set()
+    for ax in figure.axes:
+        assert ax.lines[0].get_xydata().tolist() == [[0, 0], [100, 0]]
+        seen.add(tuple(points(line.get_xydata()) for line in ax.lines[1:]))
+    for _, here in runs.groupby("partition"):
+        local, *others = (
+            np.concatenate([raw.clients(run, row["at"]).eval("100 * correct / total") for run, row in of.iterrows()])
+            for of in (here[here["method"] == method] for method in ("local", "fedavg", "fedamp"))
+        )
+        x = (np.arange(20) + 0.5) * 5
+        seen.remove(tuple(points(np.stack([x, np.sort((of - local).round(9))], axis=1)) for of in others))
+    return set(runs.index)
+
+
 @checks("ranks")
 def ranks(figure: Figure, raw: Raw) -> set[int]:
     runs = raw.where("beta == 0.1").query(f"method in {RANKED}")

@@ -23,7 +23,11 @@ from pflbench.report.tables.grid import Grid
 from pflbench.store import database as db
 
 Cells = dict[tuple[int, ...], dict[str, Any]]
-OPTIONS: dict[str, Any] = {"ranks": {"filters": Filters(RANKED, partitions=("Dir(0.1)",))}, "overhead": {"paper": "always"}}
+OPTIONS: dict[str, Any] = {
+    "clients": {"filters": Filters(datasets=("fashionmnist",))},
+    "ranks": {"filters": Filters(RANKED, partitions=("Dir(0.1)",))},
+    "overhead": {"paper": "always"},
+}
 # Where the runs of a paper's table are, in terms of the columns of `Raw.runs`; the rest is as in the table's title.
 PLACES = {
     # Runs with 50 or 100 clients are nearer to the settings of Tables 4 and 7.
@@ -238,6 +242,31 @@ def test_the_clients_of_fedamps_partitions(made: Callable[[str], Grid], raw: Raw
     assert not [column for column in made("partitions").columns if column.head in (("paper",), ("verdict",))]
 
 
+def test_clients_that_are_hurt(made: Callable[[str], Grid], raw: Raw) -> None:
+    """Shares and shortfalls over pairs of seed and client; Wilcoxon's test over the clients, each with its mean over seeds."""
+    found = {(record["partition"], record["method"]): record for record in made("clients").records}
+    runs = raw.where("dataset == 'fashionmnist'")
+    shares = set()
+    for partition, here in runs.groupby("partition"):
+        accuracies = {str(method): by_client(raw, of) for method, of in here.groupby("method")}
+        for method, of in accuracies.items():
+            record = found[partition, method]
+            assert record["mean"] == pytest.approx(of.to_numpy().mean())
+            assert record["worst_tenth"] == pytest.approx(of.min().mean()), "one of ten clients"
+            for base in {"local", "fedavg"} - {method}:
+                d = (of - accuracies[base]).to_numpy().round(9)
+                assert record[f"below_{base}"] == pytest.approx(100 * (d < 0).sum() / 20)
+                if (d < 0).any():
+                    assert record[f"below_{base}_points"] == pytest.approx(-d[d < 0].mean())
+                assert record[f"{base}_p"] == pytest.approx(wilcoxon(d.mean(axis=1).round(9)).pvalue, rel=1e-12)
+                shares.add(record[f"below_{base}"])
+        for base in ("local", "fedavg"):
+            low, high = sorted((found[partition, method] for method in {*accuracies} - {base}), key=lambda one: one[f"{base}_p"])
+            assert low[f"{base}_p_holm"] == pytest.approx(min(1, 2 * low[f"{base}_p"]))
+            assert high[f"{base}_p_holm"] == pytest.approx(max(low[f"{base}_p_holm"], high[f"{base}_p"]))
+    assert len(shares) > 4
+
+
 def test_accuracy(made: Callable[[str], Grid], official: Callable[[str], Grid], raw: Raw) -> None:
     grid = made("accuracy")
     assert_cells(grid, cells(raw.runs))
@@ -346,6 +375,6 @@ def test_the_text_of_every_table(engine: Engine) -> None:
 
 def test_every_table_is_compared() -> None:
     """A new one needs runs in tests/golden/build.py and numbers here."""
-    assert set(TABLES) == {*PLACES, "accuracy", "overhead", "ranks"}
+    assert set(TABLES) == {*PLACES, "accuracy", "overhead", "clients", "ranks"}
     assert set(LINES) | {"elastic", "partitions"} == set(PLACES)
     assert len(METHODS) == 10

@@ -13,5 +13,6 @@ FILTERS = {
     "scalability": Filters(methods=["fedavg", "ditto"], datasets=["digits"]),
     "heterogeneity": Filters(datasets=["tiny"]),
     "fairness": DIR_1,
+    "clients": Filters(datasets=["fashionmnist"]),
     "ranks": Filters(methods=RANKED, partitions=["Dir(0.1)"]),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,14 +15,13 @@ from pflbench.report import render, style, web
 from pflbench.report.arrangement import Arranged, Row, busiest, titles
 from pflbench.report.looks import PLUGGED, Look
 from pflbench.report.selection import Filters
+from pflbench.report.statistics import worst_tenth
 from pflbench.report.traces import GREY, Axis, Panel, Trace, Values, lettered, not_drawn, of_runs
 from pflbench.report.web import Interactive
 from pflbench.store import rounds
-from pflbench.store.arrays import Floats
 from pflbench.store.rounds import Clients
 from pflbench.store.runs import Result
 
-WORST = 0.1
 LETTERS = 24  # of a method's name in a line
 BESIDE = 0.08  # of the accuracies' range, at both ends: no marker touches the frame
 MOST = 4  # settings below one another
@@ -66,11 +64,6 @@ def caption(drawn: Sequence[Panel]) -> str:
         f"tenth of the clients (markers): {lettered([panel.title for panel in drawn])}. Runs that differ in the seed are "
         "pooled; median and worst tenth are means over runs."
     )
-
-
-def worst(accuracies: Floats) -> float:
-    """The mean of the worst tenth of the clients, at least one."""
-    return float(np.sort(accuracies)[: math.ceil(WORST * len(accuracies))].mean())
 
 
 def panel(engine: Engine, found: Arranged, column: int) -> Panel:
@@ -116,6 +109,6 @@ def _traces(row: Row, tested: Mapping[int, Clients], y: int) -> list[Trace]:
     return [
         drawn(QUARTILES, [low, high], f"half of the clients: {low:.2f} to {high:.2f} %"),
         drawn(CLIENTS, accuracies, "client %{customdata[0]}: %{x:.2f} %<br>run %{customdata[1]}", of),
-        drawn(LOW, [float(np.mean([worst(each) for each in by_run]))], f"mean of the worst tenth{mean}"),
+        drawn(LOW, [float(np.mean([worst_tenth(each) for each in by_run]))], f"mean of the worst tenth{mean}"),
         drawn(MEDIAN, [float(np.mean([np.median(each) for each in by_run]))], f"median{mean}"),
     ]

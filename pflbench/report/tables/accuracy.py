@@ -14,7 +14,7 @@ from typing import Any, Literal
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.report import labels, paper, selection
+from pflbench.report import baselines, labels, paper, selection
 from pflbench.report import statistics as stats
 from pflbench.report.arrangement import TEST_LABELS, Arranged, SharedSetting
 from pflbench.report.needed import LEADER, MethodLine, TableNeeds
@@ -195,6 +195,8 @@ def build(
             replace(column, cells=cellular.compare(column.cells, list(names), base, wanted.test, engine, rule))
             for column in columns
         ]
+    if declared is None:
+        left += baselines.note(found, baselines.of_any_method(engine, filters, rule))
     notes = _notes(rule, wanted, rows, columns, declared, TITLES[metric] if metric else "Accuracy")
     return AccuracyTable(str(rule), paper, wanted, rows, tuple(columns), (*notes, *left), declared, metric)
 

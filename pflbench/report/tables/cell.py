@@ -133,8 +133,8 @@ def compare(
 
 
 def _clients(engine: Engine, cell: Cell, round_rule: RoundRule) -> tuple[dict[int, float], ...]:
-    each = (by_client(engine, run, t, round_rule.last) for run, t in zip(cell.runs, cell.rounds, strict=True))
-    return tuple({client: 100 * value for client, value in of.items()} for of in each)
+    found = by_client(engine, dict(zip(cell.runs, cell.rounds, strict=True)), round_rule.last)
+    return tuple({client: 100 * value for client, value in found[run].items()} for run in cell.runs)
 
 
 def judge(cell: Cell | None, leader: Cell | None, ranked: bool = True) -> str | None:
