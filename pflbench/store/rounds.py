@@ -250,7 +250,8 @@ def speeds(engine: Engine, among: RunScope, methods: Collection[str]) -> list[Sp
     speeds = []
     for run in found:
         if cost := spent.get(run.id):
-            clients, epochs = int(run.clients * run.join_ratio), run.spec["train"]["local_epochs"]
+            clients = int((run.clients - run.spec["train"].get("new_clients", 0)) * run.join_ratio)
+            epochs = run.spec["train"]["local_epochs"]
             seconds = cost.seconds_round + cost.seconds_evaluate
             speeds.append(Speed(run.method, run.dataset, run.model, clients, epochs, seconds))
     return speeds
