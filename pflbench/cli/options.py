@@ -313,7 +313,7 @@ TRAINING = group(
     ),
     new_clients=option(
         int,
-        "Set the partition's last K clients aside: they never join, and after the last round adapt what the method gives to a new "
+        "Set the partition's last K clients aside: they never join, and after the last round adapt what the method gives a new "
         "client. See `table new-clients`. Default: 0.",
         metavar="K",
     ),

@@ -55,9 +55,9 @@ def aggregated(default: Aggregation) -> Any:
 class Welcome:
     """What new clients get, and how they adapt it to their own data (methods.md 2.13).
 
-    models: [K, P], what each begins with. how: further arguments of `Federation.fit`, such as `columns`; by default the protocol's
-    optimizer trains all columns. statistics: new clients begin with the mean of the training clients' BatchNorm buffers of this
-    model; None: with the initial ones.
+    models: [K, P], what each begins with. how: further arguments of `Federation.fit`, such as `columns`; by default the
+    protocol's optimizer trains all columns. statistics: new clients begin with the mean of the training clients' BatchNorm
+    buffers of this model; None: with the initial ones.
     """
 
     models: Tensor

@@ -121,9 +121,15 @@ def remarks(spec: RunSpec, held: FederationData) -> list[str]:
             f"{where}: the smallest client has {smallest} sample{'s' * (smallest != 1)}. "
             f"No draw gave every client the usual {usual} (--min-samples)."
         )
-    if len(sizes) == 1:
-        found.append(f"{where} has one client, so that nothing is federated.")
-    elif spec.train.batch_size > train.max():
+    held_by, N = record.train + record.test, spec.training_clients  # [client, class]
+    alone = (held_by[:N].sum(0) == 0) & (held_by[N:].sum(0) > 0)
+    if unseen := [record.classes[k] for k in alone.nonzero()[0]]:
+        found.append(
+            f"{where}: only new clients have samples of class {', '.join(unseen)}: they are the partition's last clients."
+        )
+    if N == 1:
+        found.append(f"{where} has one client that trains, so that nothing is federated.")
+    elif spec.train.batch_size > train[:N].max():
         found.append(f"--batch-size {spec.train.batch_size}: no client has so many samples; each of its epochs is one step.")
     return found
 
