@@ -128,7 +128,7 @@ def remarks(spec: RunSpec, held: FederationData) -> list[str]:
             f"{where}: only new clients have samples of class {', '.join(unseen)}: they are the partition's last clients."
         )
     if N == 1:
-        found.append(f"{where} has one client that trains, so that nothing is federated.")
+        found.append(f"{where} has one client{' that trains' * (len(sizes) > 1)}, so that nothing is federated.")
     elif spec.train.batch_size > train[:N].max():
         found.append(f"--batch-size {spec.train.batch_size}: no client has so many samples; each of its epochs is one step.")
     return found
