@@ -185,6 +185,10 @@ class TrainSpec(Spec):
     lr_gamma: float | None = Field(None, gt=0, lt=1)
     val_share: float = later(0.0, ge=0, lt=1)  # of each client's training samples, for validation
     eval_repeats: int = later(1, ge=1)  # readings of a test that is random (methods.md 2.10)
+    new_clients: int = later(0, ge=0)  # the partition's last clients, which never join (methods.md 2.13)
+    new_every: int = later(0, ge=0)  # rounds between their tests; 0: after the last round alone
+    new_epochs: int = later(5, ge=0)  # of adaptation; they are tested after each
+    new_samples: int | None = later(None, ge=1)  # that each adapts on, at most
 
     @property
     def floats(self) -> Literal["float32", "float64"]:
@@ -235,6 +239,9 @@ class TrainSpec(Spec):
                 raise ValueError(f"{flag} goes with {of} {' or '.join(choices)}, but that is {getattr(self, owner)}")
             if value is None and getattr(self, owner) in choices:
                 raise ValueError(f"{of} {getattr(self, owner)} needs {flag}")
+        for name in ("new_every", "new_epochs", "new_samples"):
+            if not self.new_clients and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"--{name.replace('_', '-')} needs --new-clients")
         return self
 
 
@@ -269,12 +276,19 @@ class RunSpec(Spec):
     seed: int = Field(0, ge=0, le=2**63 - 1)  # the database's
     own_model: OwnModel | None = None  # whose name is `model`
 
+    @property
+    def training_clients(self) -> int:
+        """N: the partition's clients without the new ones."""
+        return self.partition.clients - self.train.new_clients
+
     @model_validator(mode="after")
     def _someone_joins(self) -> RunSpec:
-        if int(self.train.join_ratio * self.partition.clients) == 0:
+        if self.training_clients < 1:
+            raise ValueError(f"--new-clients {self.train.new_clients} of {self.partition.clients} clients leaves nobody to train")
+        if int(self.train.join_ratio * self.training_clients) == 0:
             raise ValueError(
-                f"join ratio {self.train.join_ratio:g} of {self.partition.clients} clients selects nobody; "
-                f"the smallest that selects one is {1 / self.partition.clients:.4g}"
+                f"join ratio {self.train.join_ratio:g} of {self.training_clients} clients selects nobody; "
+                f"the smallest that selects one is {1 / self.training_clients:.4g}"
             )
         return self
 

@@ -37,7 +37,7 @@ _STATES = {"new": "a new reference series", "same": "here already", "replaced": 
 
 @o.taking(which=FILTERS)
 def export(
-    kind: Annotated[Literal["runs", "rounds", "clients", "measures"], typer.Argument(help="Content of the rows.")],
+    kind: Annotated[Literal["runs", "rounds", "clients", "new-clients", "measures"], typer.Argument(help="Content of the rows.")],
     *,
     format: Annotated[
         Literal["csv", "parquet", "json"] | None,
@@ -64,7 +64,7 @@ def export(
         with nullcontext(sys.stdout.buffer) if output is None else replacing(output) as out:
             count = store.write(found, form, out)
     if not count:
-        message(f"No rows{'' if output is None else f' in {output}'}: there are no such {kind}.")
+        message(f"No rows{'' if output is None else f' in {output}'}: there are no such {kind.replace('-', ' ')}.")
     elif output is not None:
         message(f"Wrote {output}: {count:,} rows.")
 

@@ -311,6 +311,15 @@ TRAINING = group(
     eval_repeats=option(
         int, "Readings of a test that is random, as Per-FedAvg's on one batch; their mean counts. Default: 1.", metavar="N"
     ),
+    new_clients=option(
+        int,
+        "Set the partition's last K clients aside: they never join, and after the last round adapt what the method gives a new "
+        "client. See `table new-clients`. Default: 0.",
+        metavar="K",
+    ),
+    new_every=option(int, "--new-clients: test them every so many rounds, too. Default: after the last round.", metavar="ROUNDS"),
+    new_epochs=option(int, "--new-clients: they adapt for so many epochs, and are tested after each. Default: 5."),
+    new_samples=option(int, "--new-clients: at most so many training samples of each. Default: all.", metavar="N"),
 )
 EXECUTION = group(
     "Execution",

@@ -22,6 +22,7 @@ from pflbench.engine.batched.program import MIXED
 from pflbench.engine.federation import Federation
 from pflbench.errors import Diverged, UserError
 from pflbench.methods.base import Method
+from pflbench.run import new_clients
 from pflbench.run.checkpoint import Checkpoints, Snapshot, tensors
 from pflbench.run.places import Folder
 from pflbench.run.round import HEADLINE, evaluate
@@ -114,6 +115,25 @@ class Contract:
         assert models.isfinite().all()
         for extra, _ in make(name).series(state).values():
             assert extra.shape in [(fed.flat.size,), (fed.size, fed.flat.size)]
+
+    def test_new_clients_get_models_or_nothing(self, name: str) -> None:
+        """A method says what a client gets that never joined, or that its authors do not; it changes nothing by that."""
+        fed, method = federation(name, "batchnorm", n=FEW), make(name)
+        state = train(method, fed, 2)
+        before, buffers = copied(state), {which: rows.clone() for which, rows in fed.buffers.items()}
+        new = Federation(fed.flat, fed.executor, fed.protocol, fed.train_indices[:3], fed.test_indices[:3], 5, fed.labels)
+        welcome = method.welcome(fed.at(3, receiving=True), state, new.at(3, receiving=True))
+        results = new_clients.tested(method, fed.at(3, receiving=True), state, new)
+        assert (results is None) == (welcome is None)
+        if welcome is not None and results is not None:
+            assert welcome.models.shape == (new.size, fed.flat.size)
+            assert welcome.models.isfinite().all()
+            assert [scores.clients.tolist() for scores in results] == [[0, 1, 2]] * (fed.protocol.new_epochs + 1)
+            assert any(scores.loss.tolist() != results[0].loss.tolist() for scores in results), "they adapt"
+        for field, value in tensors(state).items():
+            assert torch.equal(value, before[field])
+        for which, rows in buffers.items():
+            assert torch.equal(fed.buffers[which], rows)
 
     def test_the_same_seed_gives_the_same_numbers(self, name: str) -> None:
         assert_same(train(make(name), federation(name, n=FEW), 2), train(make(name), federation(name, n=FEW), 2))

@@ -44,6 +44,12 @@ class Plan:
             yield self.order[client][start : start + size]
             start += size
 
+    def epochs(self, count: int) -> Iterator[Plan]:
+        """The plan of `count` equal epochs, one by one."""
+        orders, sizes = ([np.split(mine, count) for mine in part] if count else () for part in (self.order, self.sizes))
+        for k in range(count):
+            yield Plan(tuple(mine[k] for mine in orders), tuple(mine[k] for mine in sizes))
+
     def positions(self) -> Plan:
         """The same batches of a dataset whose samples are stored in the order in which this plan visits them."""
         ends = np.cumsum([len(order) for order in self.order])

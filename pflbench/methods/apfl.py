@@ -95,5 +95,8 @@ class APFL(FedAvg):
     def deployed(self, s: APFLState) -> Tensor:
         return s.mixed
 
+    def welcome(self, fed: Federation, s: APFLState, new: Federation) -> None:
+        """Not defined by its authors, unlike FedAvg's."""
+
     def series(self, s: APFLState) -> dict[str, tuple[Tensor, str]]:
         return {"global": (s.w, "model")}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
@@ -48,6 +49,20 @@ Aggregation = Literal["weighted", "uniform"]
 def aggregated(default: Aggregation) -> Any:
     """The hyperparameter `aggregation`, for `fed.mean`, of methods that are published with both means."""
     return hyper(default, "mean over the cohort by sample count, or uniform")
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """What new clients get, and how they adapt it to their own data (methods.md 2.13).
+
+    models: [K, P], what each begins with. how: further arguments of `Federation.fit`, such as `columns`; by default the
+    protocol's optimizer trains all columns. statistics: new clients begin with the mean of the training clients' BatchNorm
+    buffers of this model; None: with the initial ones.
+    """
+
+    models: Tensor
+    how: Mapping[str, Any] = field(default_factory=dict)
+    statistics: str | None = "model"
 
 
 class Method(ABC):
@@ -117,6 +132,13 @@ class Method(ABC):
         Called only if every client has training data.
         """
         return {}
+
+    def welcome(self, fed: Federation, s: Any, new: Federation) -> Welcome | None:
+        """What clients that never joined get from the state s of `fed`; None: the method's authors do not define it.
+
+        new: the federation of the K new clients alone; their data must not change s.
+        """
+        return None
 
     def series(self, s: Any) -> dict[str, tuple[Tensor, str]]:
         """Further models to evaluate: name -> (models as in `deployed`, the model whose BatchNorm buffers are used)."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import put
-from pflbench.methods.base import Aggregation, aggregated, hyper, method
+from pflbench.methods.base import Aggregation, Welcome, aggregated, hyper, method
 from pflbench.methods.fedavg import FedAvg, FedAvgState
 from pflbench.methods.fedprox import proximal
 
@@ -47,6 +47,9 @@ class Ditto(FedAvg):
 
     def deployed(self, s: DittoState) -> Tensor:
         return s.v
+
+    def welcome(self, fed: Federation, s: DittoState, new: Federation) -> Welcome:
+        return Welcome(new.everyone(s.w), {"penalty": proximal, "anchor": s.w, "strength": self.lam})
 
     def series(self, s: DittoState) -> dict[str, tuple[Tensor, str]]:
         return {"global": (s.w, "model")}

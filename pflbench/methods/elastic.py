@@ -12,7 +12,7 @@ from pflbench.engine import rng
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
 from pflbench.engine.requests import Grad, Loss, Output, StepArguments
-from pflbench.methods.base import Method, hyper, method
+from pflbench.methods.base import Method, Welcome, hyper, method
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,9 @@ class Elastic(Method):
 
     def deployed(self, s: ElasticState) -> Tensor:
         return s.theta
+
+    def welcome(self, fed: Federation, s: ElasticState, new: Federation) -> Welcome:
+        return Welcome(new.everyone(s.theta))
 
     def split(self, fed: Federation, client: int) -> tuple[np.ndarray, np.ndarray]:
         """B_k and D_k of a client, the same in all rounds. D_k is never empty, B_k is if int(holdout * n) is 0."""

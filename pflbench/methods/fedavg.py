@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
-from pflbench.methods.base import Method, method
+from pflbench.methods.base import Method, Welcome, method
 
 
 @dataclass(frozen=True)
@@ -46,3 +46,6 @@ class FedAvg(Method):
     def deployed(self, s: Any) -> Tensor:
         start: Tensor = s.start
         return start
+
+    def welcome(self, fed: Federation, s: Any, new: Federation) -> Welcome | None:
+        return Welcome(new.everyone(s.w))

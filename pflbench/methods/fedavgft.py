@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import put
-from pflbench.methods.base import hyper, method
+from pflbench.methods.base import Welcome, hyper, method
 from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.finetuned import FineTunedState, Part, fine_tune, part_of, warn_of_outsiders
 from pflbench.spec import TrainSpec
@@ -46,6 +46,9 @@ class FedAvgFT(FedAvg):
 
     def deployed(self, s: FineTunedState) -> Tensor:
         return s.theta
+
+    def welcome(self, fed: Federation, s: FineTunedState, new: Federation) -> Welcome:
+        return Welcome(new.everyone(s.w), {"columns": part_of(fed.flat, self.finetune)})
 
     def series(self, s: FineTunedState) -> dict[str, tuple[Tensor, str]]:
         return {"global": (s.w, "model")}

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import put
-from pflbench.methods.base import Aggregation, Method, aggregated, hyper, method
+from pflbench.methods.base import Aggregation, Method, Welcome, aggregated, hyper, method
 from pflbench.methods.fedrep import below_head
-from pflbench.methods.finetuned import Part, fine_tune, warn_of_outsiders
+from pflbench.methods.finetuned import Part, fine_tune, part_of, warn_of_outsiders
 from pflbench.spec import TrainSpec
 
 
@@ -69,6 +69,9 @@ class FedBABU(Method):
 
     def deployed(self, s: FedBABUState) -> Tensor:
         return s.tested
+
+    def welcome(self, fed: Federation, s: FedBABUState, new: Federation) -> Welcome:
+        return Welcome(new.everyone(s.w), {"columns": part_of(fed.flat, self.finetune)})
 
     def series(self, s: FedBABUState) -> dict[str, tuple[Tensor, str]]:
         return {"global": (s.w, "model")}

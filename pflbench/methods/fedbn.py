@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import put
 from pflbench.errors import UserError
-from pflbench.methods.base import Aggregation, Method, aggregated, method
+from pflbench.methods.base import Aggregation, Method, Welcome, aggregated, method
 from pflbench.spec import TrainSpec
 
 
@@ -63,3 +64,8 @@ class FedBN(Method):
 
     def deployed(self, s: FedBNState) -> Tensor:
         return s.theta
+
+    def welcome(self, fed: Federation, s: FedBNState, new: Federation) -> Welcome:
+        everyone = torch.arange(fed.size, device=fed.device)
+        mean = fed.mean(s.theta, everyone)
+        return Welcome(new.everyone(mean.index_copy(0, self.travelling(fed), s.w)))

@@ -9,7 +9,7 @@ from torch import Tensor
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import put, sgd_step
 from pflbench.engine.requests import Grad, StepArguments
-from pflbench.methods.base import Aggregation, Method, aggregated, hyper, method
+from pflbench.methods.base import Aggregation, Method, Welcome, aggregated, hyper, method
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,9 @@ class FedDeper(Method):
 
     def deployed(self, s: FedDeperState) -> Tensor:
         return s.x
+
+    def welcome(self, fed: Federation, s: FedDeperState, new: Federation) -> Welcome:
+        return Welcome(new.everyone(s.x))
 
     def series(self, s: FedDeperState) -> dict[str, tuple[Tensor, str]]:
         return {"personal": (s.v, "personal")}

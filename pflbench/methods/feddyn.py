@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import put
-from pflbench.methods.base import Aggregation, Method, aggregated, hyper, method
+from pflbench.methods.base import Aggregation, Method, Welcome, aggregated, hyper, method
 
 
 @dataclass(frozen=True)
@@ -64,3 +64,6 @@ class FedDyn(Method):
 
     def deployed(self, s: FedDynState) -> Tensor:
         return s.w
+
+    def welcome(self, fed: Federation, s: FedDynState, new: Federation) -> Welcome:
+        return Welcome(new.everyone(s.w))

@@ -10,7 +10,7 @@ from torch import Tensor
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import put
 from pflbench.errors import UserError
-from pflbench.methods.base import Aggregation, Method, aggregated, hyper, method
+from pflbench.methods.base import Aggregation, Method, Welcome, aggregated, hyper, method
 
 
 @dataclass(frozen=True)
@@ -66,3 +66,8 @@ class FedPer(Method):
 
     def deployed(self, s: FedPerState) -> Tensor:
         return s.theta
+
+    def welcome(self, fed: Federation, s: FedPerState, new: Federation) -> Welcome:
+        first = new.initial()
+        first[self.shared(fed)] = s.base
+        return Welcome(new.everyone(first))

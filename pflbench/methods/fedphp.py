@@ -94,3 +94,6 @@ class FedPHP(FedAvg):
 
     def deployed(self, s: FedPHPState) -> Tensor:
         return s.p if self.variant == "paper" else s.start
+
+    def welcome(self, fed: Federation, s: FedPHPState, new: Federation) -> None:
+        """Not defined by its authors, unlike FedAvg's."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import put
 from pflbench.errors import UserError
-from pflbench.methods.base import Aggregation, Method, aggregated, hyper, method
+from pflbench.methods.base import Aggregation, Method, Welcome, aggregated, hyper, method
 
 
 @dataclass(frozen=True)
@@ -64,3 +64,8 @@ class FedRep(Method):
 
     def deployed(self, s: FedRepState) -> Tensor:
         return s.theta
+
+    def welcome(self, fed: Federation, s: FedRepState, new: Federation) -> Welcome:
+        first = new.initial()
+        first[self.shared(fed)] = s.phi
+        return Welcome(new.everyone(first), {"columns": fed.flat.head})

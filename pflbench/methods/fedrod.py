@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import put
 from pflbench.engine.requests import Loss
-from pflbench.methods.base import Aggregation, Method, aggregated, hyper, method
+from pflbench.methods.base import Aggregation, Method, Welcome, aggregated, hyper, method
 from pflbench.methods.extended import ExtendedModel, Values
 
 ABSENT = -1e9  # in place of log 0, which times 0 would be NaN
@@ -100,6 +100,10 @@ class FedRoD(Method):
 
     def deployed(self, s: FedRoDState) -> Tensor:
         return s.theta
+
+    def welcome(self, fed: Federation, s: FedRoDState, new: Federation) -> Welcome:
+        generic = nn.functional.pad(s.w, (0, fed.flat.size - len(s.w)))
+        return Welcome(new.everyone(generic), {"columns": fed.flat.columns(["personal"])})
 
     def series(self, s: FedRoDState) -> dict[str, tuple[Tensor, str]]:
         return {"global": (nn.functional.pad(s.w, (0, s.theta.shape[1] - len(s.w))), "model")}

@@ -10,16 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat, put
 from pflbench.errors import UserError
 from pflbench.methods.ala import WINDOW
-from pflbench.methods.base import hyper, method
+from pflbench.methods.base import Welcome, hyper, method
 from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.fedprox import FedProx, proximal
 from pflbench.spec import TrainSpec
@@ -76,6 +74,9 @@ class FedAvgC(FedAvg):
     def deployed(self, s: FineTunedState) -> Tensor:
         return s.theta
 
+    def welcome(self, fed: Federation, s: FineTunedState, new: Federation) -> Welcome:
+        return Welcome(new.everyone(s.w), self.penalty(s))
+
     def series(self, s: FineTunedState) -> dict[str, tuple[Tensor, str]]:
         return {"global": (s.w, "model")}
 
@@ -88,7 +89,7 @@ class FedAvgC(FedAvg):
         last = hat_S.new_full((len(S), WINDOW), torch.nan)
         moments: dict[str, Tensor] = {}
         epochs = torch.zeros(fed.size, dtype=torch.int64, device=fed.device)
-        for k, epoch in enumerate(_epochs(plan, self.finetune_cap)):
+        for k, epoch in enumerate(plan.epochs(self.finetune_cap)):
             before = "finetuned" if k else _first_model(fed)
             steps = epoch.take(live.tolist())
             kept = {name: value[live] for name, value in moments.items()}
@@ -143,10 +144,3 @@ def warn_of_outsiders(train: TrainSpec) -> Iterator[str]:
 def _first_model(fed: Federation) -> str:
     """The buffers that fine-tuning begins with: with bn_buffers="reset" the initial ones, which no training changes."""
     return "initial" if fed.protocol.bn_buffers == "reset" else "model"
-
-
-def _epochs(plan: Plan, count: int) -> Iterator[Plan]:
-    """The plan's epochs, one by one."""
-    orders, sizes = ([np.split(of_client, count) for of_client in part] for part in (plan.order, plan.sizes))
-    for k in range(count):
-        yield Plan(tuple(o[k] for o in orders), tuple(s[k] for s in sizes))

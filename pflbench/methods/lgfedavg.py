@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import put
-from pflbench.methods.base import Aggregation, Method, aggregated, hyper, method
+from pflbench.methods.base import Aggregation, Method, Welcome, aggregated, hyper, method
 from pflbench.methods.fedper import first_of_top
 
 
@@ -52,3 +52,8 @@ class LGFedAvg(Method):
 
     def deployed(self, s: LGFedAvgState) -> Tensor:
         return s.theta
+
+    def welcome(self, fed: Federation, s: LGFedAvgState, new: Federation) -> Welcome:
+        first = new.initial()
+        first[self.shared(fed)] = s.top
+        return Welcome(new.everyone(first), statistics=None)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import put
-from pflbench.methods.base import Method, method
+from pflbench.methods.base import Method, Welcome, method
 
 
 @dataclass(frozen=True)
@@ -39,3 +39,6 @@ class Local(Method):
 
     def deployed(self, s: LocalState) -> Tensor:
         return s.theta
+
+    def welcome(self, fed: Federation, s: LocalState, new: Federation) -> Welcome:
+        return Welcome(new.everyone(new.initial()), statistics=None)

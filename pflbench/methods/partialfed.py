@@ -146,6 +146,9 @@ class PartialFed(FedAvg):
     def deployed(self, s: PartialFedState) -> Tensor:
         return s.theta
 
+    def welcome(self, fed: Federation, s: PartialFedState, new: Federation) -> None:
+        """Not defined by its authors, unlike FedAvg's."""
+
     def temperature(self, t: int) -> float:
         """tau_t."""
         return max(self.tau * self.tau_decay ** (t - 1), self.tau_min)

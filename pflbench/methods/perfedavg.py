@@ -13,7 +13,7 @@ from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import put, sgd_step
 from pflbench.engine.requests import Argument, Grad
-from pflbench.methods.base import Aggregation, Rate, aggregated, hyper, method
+from pflbench.methods.base import Aggregation, Rate, Welcome, aggregated, hyper, method
 from pflbench.methods.fedavg import FedAvg, FedAvgState
 from pflbench.spec import RunSpec, TrainSpec, Value
 
@@ -94,6 +94,9 @@ class PerFedAvg(FedAvg):
 
     def deployed(self, s: PerFedAvgState) -> Tensor:
         return s.adapted
+
+    def welcome(self, fed: Federation, s: PerFedAvgState, new: Federation) -> Welcome:
+        return Welcome(new.everyone(s.w), {"lr": self._rates(fed)[0]})
 
     def series(self, s: PerFedAvgState) -> dict[str, tuple[Tensor, str]]:
         return {"global": (s.w, "model")}

@@ -13,8 +13,9 @@ from pflbench.engine.federation import Federation
 from pflbench.engine.flat import put
 from pflbench.engine.requests import Argument, Grad
 from pflbench.errors import UserError
-from pflbench.methods.base import Aggregation, aggregated, hyper, method
+from pflbench.methods.base import Aggregation, Welcome, aggregated, hyper, method
 from pflbench.methods.fedavg import FedAvg, FedAvgState
+from pflbench.methods.fedprox import proximal
 from pflbench.spec import TrainSpec
 
 
@@ -93,6 +94,10 @@ class PFedMe(FedAvg):
 
     def deployed(self, s: PFedMeState) -> Tensor:
         return s.personal
+
+    def welcome(self, fed: Federation, s: PFedMeState, new: Federation) -> Welcome:
+        near = {"penalty": proximal, "anchor": s.w, "strength": self.lam}
+        return Welcome(new.everyone(s.w), {"lr": self.eta_p, **near})
 
     def series(self, s: PFedMeState) -> dict[str, tuple[Tensor, str]]:
         return {"global": (s.w, "model")}

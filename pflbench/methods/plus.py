@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pflbench.engine.flat import put
 from pflbench.errors import UserError
 from pflbench.methods.ala import ALA, AlaState
-from pflbench.methods.base import Method
+from pflbench.methods.base import Method, Welcome
 
 if TYPE_CHECKING:
     from pflbench.engine.federation import Federation
@@ -96,6 +96,9 @@ class PlusALA(Method):
 
     def deployed(self, s: PlusState) -> Tensor:
         return self.base.deployed(s.base)
+
+    def welcome(self, fed: Federation, s: PlusState, new: Federation) -> Welcome | None:
+        return self.base.welcome(fed, s.base, new)
 
     def series(self, s: PlusState) -> dict[str, tuple[Tensor, str]]:
         return self.base.series(s.base)

@@ -11,7 +11,7 @@ from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import put, sgd_step
 from pflbench.engine.requests import Grad, StepArguments
-from pflbench.methods.base import Aggregation, Method, aggregated, hyper, method
+from pflbench.methods.base import Aggregation, Method, Welcome, aggregated, hyper, method
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,9 @@ class SCAFFOLD(Method):
 
     def deployed(self, s: SCAFFOLDState) -> Tensor:
         return s.x
+
+    def welcome(self, fed: Federation, s: SCAFFOLDState, new: Federation) -> Welcome:
+        return Welcome(new.everyone(s.x))
 
 
 def _gradient(fed: Federation, x_S: Tensor, S: Tensor) -> Tensor:

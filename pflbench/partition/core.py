@@ -82,5 +82,15 @@ def set_aside(train: Sequence[Indices], share: float, seed: int) -> tuple[tuple[
     return tuple(kept), tuple(aside)
 
 
+def without_last(whole: Partition, clients: int, samples: int | None = None) -> tuple[Partition, Partition]:
+    """The partition without its last clients, and these, with the first `samples` of their training samples (methods.md 2.13).
+
+    The order of a client's samples is random already (3.5).
+    """
+    rest, last = slice(None, -clients), slice(-clients, None)
+    few = tuple(mine[:samples] for mine in whole.train[last])
+    return Partition(whole.train[rest], whole.test[rest]), Partition(few, whole.test[last])
+
+
 def _bytes(values: ArrayLike) -> bytes:
     return np.asarray(values, dtype="<i8").tobytes()

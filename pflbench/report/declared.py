@@ -47,7 +47,7 @@ class Report:
 
 
 def _table(name: str, title: str, **more: Any) -> Report:
-    return Report("table", name, title, f"tables.{name}", **more)
+    return Report("table", name, title, f"tables.{name.replace('-', '_')}", **more)
 
 
 def _printed(name: str, title: str) -> Report:
@@ -64,6 +64,7 @@ _TABLES = (
     _table("overhead", "Time, communication and memory of each method"),
     _table("clients", "Clients that are worse off than with Local or FedAvg, by how much, and the worst tenth"),
     _table("ranks", "Average ranks of the methods over all settings"),
+    _table("new-clients", "Accuracy of clients that never joined, over the epochs that they adapt"),
     _printed("table2", "Table 2: accuracy in the paper's settings, run or not"),
     _printed("heterogeneity", "Table 4: accuracy by beta"),
     _printed("scalability", "Table 4: accuracy with 50 and 100 clients"),
@@ -81,6 +82,7 @@ _PLOTS = (
     _plot("curves", "Accuracy over rounds or seconds, mean and band over seeds"),
     _plot("distribution", "Samples per client and class of each partition", refuses=("methods", "status")),
     _plot("overhead", "Accuracy over training time and over bytes sent, with the Pareto front"),
+    _plot("new-clients", "Accuracy of clients that never joined, over the epochs that they adapt"),
     _plot("scalability", "Accuracy and seconds per round over the number of clients"),
     _plot("heterogeneity", "Accuracy over beta of Dirichlet partitions", refuses=("partitions",)),
     _plot("elastic", "Elastic Aggregation by partition, participation and local epochs"),

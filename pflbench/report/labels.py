@@ -44,6 +44,10 @@ _ITEMS = {
     "train.lr_schedule": "lr schedule {}",
     "train.lr_step_every": "lr step every {} rounds",
     "train.lr_gamma": "lr gamma {}",
+    "train.new_clients": "{} new clients",
+    "train.new_every": "new clients every {} rounds",
+    "train.new_epochs": "{} epochs of new clients",
+    "train.new_samples": "{} samples of new clients",
     "version": "v{}",
 }
 # Plain local training by SGD, tested on clients' own data.
@@ -58,6 +62,7 @@ _ONE = {
     "train.rounds": "1 round",
     "train.local_epochs": "1 local epoch",
     "train.eval_every": "evaluated every round",
+    "train.new_clients": "1 new client",
 }
 
 

@@ -28,7 +28,7 @@ CROSS_DEVICE = tuple(name for name in METHODS if name not in ("fedamp", "apple")
 LEADER = "fedala"
 _FLAGS = {"methods": "-m", "datasets": "-d", "partition": "-p", "settings": "--set"}
 _GROUPS = ("groups", 5.0)
-_DEFAULTS = {"join_ratio": 1.0, "rounds": 2000, "local_epochs": 1, "batch_size": 10}
+_DEFAULTS = {"join_ratio": 1.0, "rounds": 2000, "local_epochs": 1, "batch_size": 10, "new_clients": 0}
 
 
 @dataclass(frozen=True)
@@ -255,6 +255,18 @@ _ACCURACY = TableNeeds(
     (*_PATHOLOGICAL, *_IMAGES, _TINY_RESNET, _AGNEWS),
 )
 _OVERHEAD = TableNeeds("overhead", "Overhead", "FedALA paper, Table 3", _EVERY_METHOD, (_TINY_RESNET,))
+
+# Of the methods that say what a new client gets (methods.md 2.13), one of each kind.
+_NEW_CLIENTS = TableNeeds(
+    "new-clients",
+    "New clients",
+    "the setting of FedALA's Table 2 on Cifar10, with 5 of its 20 clients set aside",
+    _lines("local", "fedavg", "per-fedavg", "fedrep", "pfedme", "ditto", "fedala", "lg-fedavg", "fedbabu", "fedrod"),
+    (_dirichlet("cifar10", new_clients=5),),
+    ranked=False,
+    printed=False,
+)
+
 _TABLES = (
     _ACCURACY,
     _OVERHEAD,
@@ -326,6 +338,7 @@ _TABLES = (
         compared="fedamp",
         printed=False,
     ),
+    _NEW_CLIENTS,
     TableNeeds(
         "ablation",
         "ALA without adaptation",
@@ -361,6 +374,7 @@ PLOTS = {
     ),
     "heterogeneity": FigureNeeds("the settings of FedALA's Tables 2 and 4", _cells(_EVERY_METHOD, *_BETAS)),
     "elastic": FigureNeeds("Elastic Aggregation's poster, figure", _cells(_lines("fedavg", "elastic"), *_AROUND_POSTER)),
+    "new-clients": FigureNeeds(_NEW_CLIENTS.source, _NEW_CLIENTS.needed),
     "fairness": FigureNeeds("four settings of FedALA's Table 2 and Table 7", _cells(_EVERY_METHOD, *_IMAGES)),
     "clients": FigureNeeds(_ACCURACY.source, TABLES["clients"].cells),
     "ranks": _OF_TABLE_2,

@@ -44,7 +44,8 @@ class Place:
     """The protocol of a printed value, without the method. lr None: the paper's for model and dataset.
 
     central: on a central test set, in place of E1. balanced: whether all clients hold equally much; None where nothing is said.
-    stand_in: other data in the dataset's place, as `pflbench run -d` names them: nothing printed was measured there.
+    stand_in: other data in the dataset's place, as `pflbench run -d` names them: nothing printed was measured there. new_clients:
+    how many of the clients never join (methods.md 2.13).
     """
 
     dataset: str
@@ -59,6 +60,7 @@ class Place:
     central: bool = False
     balanced: bool | None = None
     stand_in: str = ""
+    new_clients: int = 0
 
     @property
     def data(self) -> str:
@@ -213,6 +215,7 @@ def setting_differences(spec: dict[str, Any], place: Place) -> tuple[str, ...]:
     items: list[tuple[str, Any, Any]] = [  # (name, the run's value, the place's value) of everything that affects the result
         ("data", labels.label_title(place.data), labels.label_title(place.dataset)),
         ("clients", partition["clients"], place.clients),
+        ("new clients", train.get("new_clients", 0), place.new_clients),
         ("join ratio", train["join_ratio"], place.join_ratio),
         ("rounds", train["rounds"], place.rounds),
         ("local epochs", train["local_epochs"], place.local_epochs),

@@ -112,7 +112,7 @@ def _small(runs: Sequence[RunProgress], data_dir: Path, times: int) -> bool:
 
 def _measure(spec: RunSpec, setting: FederationData, how: Execution) -> Speed:
     """Seconds of a round, extrapolated from rounds on one batch of each client, and on five where that is quick."""
-    clients = int(spec.train.join_ratio * spec.partition.clients)
+    clients = int(spec.train.join_ratio * spec.training_clients)
     whole = sum(map(len, setting.partition.train))
     points = [_timed(spec, setting, how, BATCHES[0])]
     if ROUNDS * points[0][1] * BATCHES[1] < 2 * PATIENCE:

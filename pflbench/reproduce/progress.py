@@ -77,7 +77,7 @@ class Clock:
         if not run.rounds_left:
             return 0.0
         spec = run.wanted.spec
-        at = (spec.data.label, spec.model, int(spec.train.join_ratio * spec.partition.clients), spec.train.local_epochs)
+        at = (spec.data.label, spec.model, int(spec.train.join_ratio * spec.training_clients), spec.train.local_epochs)
         own, baseline = (self._seconds.get((name, at)) for name in (spec.method.name, BASELINE))
         if own is None and baseline is not None and (ratio := self._ratio(spec.method.name)) is not None:
             own = ratio * baseline

@@ -46,7 +46,8 @@ class Scale:
         # 5 instead of 20 clients: with 2 of 10 classes each, they hold all classes. A group needs two clients.
         clients = max(min(20, place.clients // 4), 2 * int(parameter) if kind == "groups" else 1)
         return Place(
-            "digits", "mlp", (kind, parameter), clients, 1.0 if place.join_ratio == 1 else 0.5, rounds, place.local_epochs
+            *("digits", "mlp", (kind, parameter), clients, 1.0 if place.join_ratio == 1 else 0.5, rounds, place.local_epochs),
+            new_clients=place.new_clients * clients // place.clients,
         )
 
     def allows(self, line: MethodLine) -> bool:

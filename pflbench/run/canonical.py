@@ -21,6 +21,8 @@ def canonical(spec: RunSpec, data_root: Path) -> RunSpec:
     """The canonical specification. Fields that depend on missing data stay unchanged: the run will report those data."""
     values = {name: _positive_zero(value) for name, value in spec.method.hyperparameters.items()}
     found = _changed(spec, "train", weight_decay=_positive_zero(spec.train.weight_decay))
+    if spec.train.new_every >= spec.train.rounds:
+        found = _changed(found, "train", new_every=0)
     found = _changed(found, "method", hyperparameters=values)
     if isinstance(spec.partition, Pathological) and spec.partition.balanced:
         found = _changed(found, "partition", min_samples=None)
@@ -34,7 +36,7 @@ def _by_data(spec: RunSpec, data_root: Path) -> RunSpec:
     partition = spec.partition
     if isinstance(partition, Pathological | Dirichlet) and partition.min_samples is not None:
         data = load_federation_data(spec, data_root)
-        dealt = sum(map(len, (*data.partition.train, *data.partition.test))) + (data.record.left_out or 0)
+        dealt = int(data.record.train.sum() + data.record.test.sum()) + (data.record.left_out or 0)
         if partition.min_samples == least_samples(dealt, partition.clients):
             spec = _changed(spec, "partition", min_samples=None)
     if spec.train.bn_buffers != "local":

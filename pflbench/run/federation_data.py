@@ -14,7 +14,7 @@ from pflbench.data import Arrays
 from pflbench.errors import UserError
 from pflbench.models import build
 from pflbench.partition import Partition, make, pfllib
-from pflbench.partition.core import Indices, least_samples, set_aside
+from pflbench.partition.core import Indices, least_samples, set_aside, without_last
 from pflbench.spec import DataSpec, Dirichlet, PartitionSpec, Pfllib, RunSpec
 from pflbench.store.partitions import PartitionRecord
 from pflbench.store.paths import in_spec
@@ -25,7 +25,8 @@ class FederationData:
     """Samples, their partition, and its record for the database. central: indices of the central test set, if any.
 
     content: for the run's record: the hash of the data, and whether they are the official ones. validation: of each client the
-    samples for validation, which are not among its training samples; none without --val-share.
+    samples for validation, which are not among its training samples; none without --val-share. new: the samples of the clients
+    that never join (methods.md 2.13), which `partition` does not have; `record` is of all clients.
     """
 
     arrays: Arrays
@@ -34,6 +35,7 @@ class FederationData:
     content: dict[str, str]
     central: Indices | None = None
     validation: tuple[Indices, ...] = ()
+    new: Partition | None = None
 
     def model(self, spec: RunSpec) -> nn.Module:
         """The specification's model, with the method's own parts, initialised from PyTorch's seed.
@@ -62,6 +64,9 @@ def load_federation_data(spec: RunSpec, data_root: Path, progress: data.Progress
         _kept.clear()
         _kept[wanted] = setting
     found, share = _kept[wanted], spec.train.val_share
+    if spec.train.new_clients:
+        partition, new = without_last(found.partition, spec.train.new_clients, spec.train.new_samples)
+        found = replace(found, partition=partition, new=new)
     if not share:
         return found
     train, validation = set_aside(found.partition.train, share, getattr(spec.partition, "seed", 0))
@@ -116,9 +121,15 @@ def remarks(spec: RunSpec, held: FederationData) -> list[str]:
             f"{where}: the smallest client has {smallest} sample{'s' * (smallest != 1)}. "
             f"No draw gave every client the usual {usual} (--min-samples)."
         )
-    if len(sizes) == 1:
-        found.append(f"{where} has one client, so that nothing is federated.")
-    elif spec.train.batch_size > train.max():
+    held_by, N = record.train + record.test, spec.training_clients  # [client, class]
+    alone = (held_by[:N].sum(0) == 0) & (held_by[N:].sum(0) > 0)
+    if unseen := [record.classes[k] for k in alone.nonzero()[0]]:
+        found.append(
+            f"{where}: only new clients have samples of class {', '.join(unseen)}: they are the partition's last clients."
+        )
+    if N == 1:
+        found.append(f"{where} has one client{' that trains' * (len(sizes) > 1)}, so that nothing is federated.")
+    elif spec.train.batch_size > train[:N].max():
         found.append(f"--batch-size {spec.train.batch_size}: no client has so many samples; each of its epochs is one step.")
     return found
 

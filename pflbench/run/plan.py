@@ -111,6 +111,10 @@ class RunOptions:
     lr_gamma: float | None = None
     val_share: float | None = None
     eval_repeats: int | None = None
+    new_clients: int | None = None
+    new_every: int | None = None
+    new_epochs: int | None = None
+    new_samples: int | None = None
 
 
 def plan(wanted: RunOptions, parsed: Parsed | None = None) -> list[RunSpec]:

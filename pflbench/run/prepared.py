@@ -66,6 +66,13 @@ class Prepared:
         samples = Samples(arrays.x[:COUNTED], arrays.y[:COUNTED], getattr(torch, self.spec.train.floats), torch.device("cpu"))
         return samples.batch(torch.zeros(COUNTED, dtype=torch.int64))[0]
 
+    def newcomers(self, fed: Federation) -> Federation | None:
+        """The clients that never join (methods.md 2.13), as a federation with random streams of its own; None without any."""
+        new, seed = self.data.new, rng.derived_seed(self.spec.seed, "new clients")
+        if new is None:
+            return None
+        return Federation(fed.flat, fed.executor, self.spec.train, new.train, new.test, seed, self.data.arrays.y)
+
     def executor(self, flat: Flat, runs: int = 1) -> Executor:
         """The executor of the run, or of several runs that differ only in the seed, with the samples on the device."""
         spec, how, arrays = self.spec, self.how, self.data.arrays

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -216,6 +217,23 @@ def tested(this: CommunicationRound, series: Mapping[str, Scores], central: Mapp
             **central,
         },
     }
+
+
+def adapted(results: Sequence[Scores], first: int, t: int) -> list[dict[str, Any]]:
+    """The rows of new clients after 0, 1, ... epochs of adaptation. first: the id of the first of them in the partition.
+
+    Raises Diverged for a loss that is not finite.
+    """
+    rows = []
+    for epochs, scores in enumerate(results):
+        for client, correct, total, loss in zip(*(each.tolist() for each in vars(scores).values()), strict=True):
+            if not math.isfinite(loss):
+                raise Diverged(
+                    f"new client {first + client} has a non-finite test loss after {epochs} epochs of adaptation in round {t}",
+                    "A smaller --lr usually helps.",
+                )
+            rows.append({"client": first + client, "epochs": epochs, "correct": correct, "total": total, "loss": loss})
+    return rows
 
 
 def messages(record: Mapping[str, Any]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from pflbench.run.checkpoint import Checkpoints, Snapshot, owner
 from pflbench.run.execution import Execution, find_device
 from pflbench.run.federation_data import FederationData, load_federation_data
 from pflbench.run.measures import measure
+from pflbench.run.new_clients import tested as tested_new
 from pflbench.run.places import name_of, place_of
 from pflbench.run.prepared import Prepared, prepare
 from pflbench.run.record import RunRecord, as_begun
@@ -117,6 +118,7 @@ class _Loop:
     def __init__(self, run: Prepared, fed: Federation, account: RunRecord, checkpoints: Checkpoints) -> None:
         self.method, self.train = run.method, run.spec.train
         self.fed, self.how, self.central = fed, run.how, run.data.central
+        self.new = run.newcomers(fed)
         self.account, self.checkpoints = account, checkpoints
         self.state = self.method.init(fed.at(0))
         self.best: float | None = None
@@ -178,7 +180,8 @@ class _Loop:
         if evaluated and self._measured(t):
             artifacts[measures.NAME] = measure(self.method, following.reception, before, self.state, following.S)
         series = {**cost.pop("series", {}), **results.pop("series", {})}
-        self.account.keep(RoundRecord(round=t, **cost, **results, series=series, artifacts=artifacts))
+        new = self._new_clients(t, following.reception)
+        self.account.keep(RoundRecord(round=t, **cost, **results, series=series, artifacts=artifacts, new_clients=new))
         if "accuracy" in results:
             self.best = max(results["accuracy"], self.best or 0.0)
         self.round = following
@@ -208,6 +211,19 @@ class _Loop:
             scores = self.round.evaluate_trained(received, self.state)
             cost |= {"series": {measures.AFTER_TRAINING: (scores.accuracy, scores.mean_loss)} if scores else {}}
         return cost, fed.ledger.artifacts
+
+    def _new_clients(self, t: int, fed: Federation) -> Sequence[dict[str, Any]]:
+        """The rows of the clients that never join, in rounds in which they are tested."""
+        every = self.train.new_every
+        if self.new is None or not (t == self.train.rounds or (every and t % every == 0)):
+            return ()
+        results = tested_new(self.method, fed, self.state, self.new)
+        if results is None:
+            self.account.note(
+                {"new clients": "what its authors give a new client is not known here: new clients are not tested."}
+            )
+            return ()
+        return record.adapted(results, self.fed.size, t)
 
     def _observed(self, t: int) -> bool:
         """Whether large arrays are kept with row t."""

@@ -16,7 +16,7 @@ from pflbench.store import runs
 from pflbench.store.arrays import Floats, Integers
 from pflbench.store.database import reading
 from pflbench.store.runs import Result, RoundRule, RunScope
-from pflbench.store.schema import ArtifactRow, ClientRoundRow, RoundRow, RunRow, SeriesRow
+from pflbench.store.schema import ArtifactRow, ClientRoundRow, NewClientRow, RoundRow, RunRow, SeriesRow
 
 CENTRAL = "central"  # the second series of the global model on the central test set
 
@@ -85,6 +85,14 @@ class Clients:
     correct: Integers
     total: Integers
     loss: Floats
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """Accuracy of a run's new clients, pooled, after 0, 1, ... epochs of adaptation of what they get after `round` rounds."""
+
+    round: int
+    accuracy: Floats
 
 
 @dataclass(frozen=True)
@@ -225,6 +233,17 @@ def by_client(engine: Engine, run_ids: Mapping[int, int], last: int = 1) -> dict
     return found
 
 
+def adaptation(engine: Engine, run_ids: Collection[int]) -> dict[int, Adaptation]:
+    """The new clients' results of each run, after the last round in which they were tested; runs without any are left out."""
+    n, last = NewClientRow, select(NewClientRow.run_id, func.max(NewClientRow.round).label("round")).group_by(NewClientRow.run_id)
+    newest = last.where(NewClientRow.run_id.in_(run_ids)).subquery()
+    accuracy = cast(func.sum(n.correct), Double) / func.sum(n.total)
+    query = select(n.run_id, n.round, accuracy).join(newest, (n.run_id == newest.c.run_id) & (n.round == newest.c.round))
+    with reading(engine) as c:
+        rows = floats(c.execute(query.group_by(n.run_id, n.round, n.epochs).order_by(n.run_id, n.epochs)).all(), 3)
+    return {run: Adaptation(int(of[0, 0]), of[:, 1]) for run, of in _by_run(rows)}
+
+
 def costs(engine: Engine, run_ids: Collection[int], tolerance: float) -> dict[int, Cost]:
     """The costs of each run; runs without a trained and evaluated round are left out. tolerance: of accuracy, a fraction."""
     found = {}
@@ -255,7 +274,8 @@ def speeds(engine: Engine, among: RunScope, methods: Collection[str]) -> list[Sp
     speeds = []
     for run in found:
         if cost := spent.get(run.id):
-            clients, epochs = int(run.clients * run.join_ratio), run.spec["train"]["local_epochs"]
+            clients = int((run.clients - run.spec["train"].get("new_clients", 0)) * run.join_ratio)
+            epochs = run.spec["train"]["local_epochs"]
             seconds = cost.seconds_round + cost.seconds_evaluate
             speeds.append(Speed(run.method, run.dataset, run.model, clients, epochs, seconds))
     return speeds

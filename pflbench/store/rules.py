@@ -125,6 +125,15 @@ _CONTRADICTIONS = {
     "run {}, round {}: clients' results without their round": """
         SELECT DISTINCT run_id, round FROM client_round c
         WHERE NOT EXISTS (SELECT 1 FROM round r WHERE r.run_id = c.run_id AND r.round = c.round)""",
+    "run {}, round {}: new clients' results without their round": """
+        SELECT DISTINCT run_id, round FROM new_client n
+        WHERE NOT EXISTS (SELECT 1 FROM round r WHERE r.run_id = n.run_id AND r.round = n.round)""",
+    "run {}, round {}: results of new client {}; the run has {} clients, counted from 0": """
+        SELECT DISTINCT run_id, round, client, clients FROM new_client JOIN run ON run.id = run_id
+        WHERE client >= clients ORDER BY run_id, round, client""",
+    "run {}, round {}: client {} is a new one, and has results as one that trains": """
+        SELECT DISTINCT run_id, round, client FROM new_client JOIN client_round USING (run_id, round, client)
+        ORDER BY run_id, round, client""",
     "run {}, round {}: the series '{}' without its round": """
         SELECT run_id, round, name FROM series s
         WHERE NOT EXISTS (SELECT 1 FROM round r WHERE r.run_id = s.run_id AND r.round = s.round)""",

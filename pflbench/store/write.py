@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,12 +15,12 @@ from pflbench.plain import without_passwords
 from pflbench.spec import RunSpec
 from pflbench.store import arrays, paths
 from pflbench.store.database import again_if_there, inserted, reading, writing
-from pflbench.store.schema import ArtifactRow, Base, ClientRoundRow, RoundRow, RunRow, SeriesRow, copies
+from pflbench.store.schema import ArtifactRow, Base, ClientRoundRow, NewClientRow, RoundRow, RunRow, SeriesRow, copies
 
 _MESSAGE_LENGTH = 1000
 
 # SQLAlchemy compiles and the driver prepares a statement once, as long as the same object is executed.
-_INSERT = {name: insert(Base.metadata.tables[name]) for name in ("round", "client_round", "series", "artifact")}
+_INSERT = {name: insert(Base.metadata.tables[name]) for name in ("round", "client_round", "new_client", "series", "artifact")}
 _ROUND_COLUMNS = tuple(column.name for column in RoundRow.__table__.columns if column.name != "run_id")
 
 Rows = Mapping[str, list[dict[str, Any]]]  # by table
@@ -62,6 +62,7 @@ class RoundRecord:
     val_correct: NDArray[Any] | None = None  # these three are of the validation samples; all or none of them
     val_total: NDArray[Any] | None = None
     val_client_loss: NDArray[Any] | None = None
+    new_clients: Sequence[Mapping[str, Any]] = ()  # columns of `schema.NewClientRow` but for run and round
     series: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # name -> accuracy, test loss
     artifacts: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
@@ -105,7 +106,7 @@ def update_row(connection: Connection, run_id: int, columns: Mapping[str, Any]) 
 
 
 def rows_of(run_id: int, record: RoundRecord) -> Rows:
-    """The rows of a round by table: the round, its clients, series and artifacts.
+    """The rows of a round by table: the round, its clients, new clients, series and artifacts.
 
     Raises ValueError if the arrays of clients differ in length, or a value is NaN (SQLite would store it as null).
     """
@@ -114,6 +115,8 @@ def rows_of(run_id: int, record: RoundRecord) -> Rows:
         raise ValueError(f"round {record.round}: NaN in {nan}")
     if record.loss is not None and np.isnan(record.loss).any():
         raise ValueError(f"round {record.round}: a client's loss is NaN")
+    if any(row["loss"] != row["loss"] for row in record.new_clients):
+        raise ValueError(f"round {record.round}: a new client's loss is NaN")
     at = {"run_id": run_id, "round": record.round}
     columns = {"client": record.clients, "correct": record.correct, "total": record.total, "loss": record.loss}
     columns |= {"val_correct": record.val_correct, "val_total": record.val_total, "val_loss": record.val_client_loss}
@@ -121,6 +124,7 @@ def rows_of(run_id: int, record: RoundRecord) -> Rows:
     return {
         "round": [{**row, **at}],
         "client_round": [{**at, **dict(zip(measured, row, strict=True))} for row in zip(*measured.values(), strict=True)],
+        "new_client": [{**at, **row} for row in record.new_clients],
         "series": [{**at, "name": name, "accuracy": a, "test_loss": loss} for name, (a, loss) in record.series.items()],
         "artifact": [arrays.row(run_id, name, record.round, array) for name, array in record.artifacts.items()],
     }
@@ -148,7 +152,7 @@ def has_round(connection: Connection, run_id: int, round: int, **measured: float
 
 def delete_rounds(connection: Connection, run_id: int, last_round: int) -> None:
     """Deletes all rounds after `last_round` (-1: all), so that a run can go on from an older checkpoint."""
-    for table in (ClientRoundRow, SeriesRow, ArtifactRow, RoundRow):
+    for table in (ClientRoundRow, NewClientRow, SeriesRow, ArtifactRow, RoundRow):
         connection.execute(delete(table).where(table.run_id == run_id, table.round > last_round))
 
 

@@ -77,6 +77,11 @@ RUNS: dict[str, tuple[str, ...]] = {
         f"-m fedavg -m elastic --seeds 0-1 {POSTER} --lr 0.001",
         f"-m fedavg -m elastic --seeds 0-1 {POSTER} --lr 0.001 --join-ratio 0.4 --local-epochs 3",
     ),
+    # On a partition of their own. FedAMP does not say what a new client gets.
+    "new-clients": (
+        "-m local -m fedprox -m per-fedavg -m fedamp --seeds 0-1 -d digits --model logreg --partition iid --clients 6 --rounds 2 "
+        "--new-clients 2 --new-epochs 3 --new-samples 20",
+    ),
 }
 
 # Of a long run, the clients of its best round are enough: they are all that a figure draws.

@@ -107,6 +107,13 @@ class Raw:
         query = "select client, correct, total from client_round where run_id = ? and round = ? order by client"
         return pd.read_sql_query(query, self.connection, params=(int(run), int(t)))
 
+    def new_clients(self, runs: pd.DataFrame) -> dict[tuple[str, int], np.ndarray]:
+        """By method and epochs of adaptation, the accuracies in percent of its runs after their last round."""
+        query = """select run_id, epochs, 100.0 * sum(correct) / sum(total) as value from new_client n
+            where round = (select max(round) from new_client m where m.run_id = n.run_id) group by run_id, epochs"""
+        found = pd.read_sql_query(query, self.connection).join(runs[["method"]], on="run_id", how="inner")
+        return {key: of["value"].to_numpy() for key, of in found.groupby(["method", "epochs"])}
+
     def arrays(self, run: int, name: str) -> dict[int, np.ndarray]:
         """By round."""
         query = "select round, dtype, shape, data from artifact where run_id = ? and name = ? order by round"

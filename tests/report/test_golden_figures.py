@@ -197,6 +197,17 @@ def clients(figure: Figure, raw: Raw) -> set[int]:
     return set(runs.index)
 
 
+@checks("new-clients")
+def new_clients(figure: Figure, raw: Raw) -> set[int]:
+    runs = raw.where("dataset == 'digits' and scheme == 'iid' and method != 'fedamp'")
+    accuracy = raw.new_clients(runs)
+    (ax,) = figure.axes
+    for line, method in zip(ax.lines, ("local", "fedprox", "per-fedavg"), strict=True):
+        assert line.get_label() == labels.method_title(method)
+        np.testing.assert_allclose(line.get_xydata(), [(e, accuracy[method, e].mean()) for e in range(4)])
+    return set(runs.index)
+
+
 @checks("ranks")
 def ranks(figure: Figure, raw: Raw) -> set[int]:
     runs = raw.where("beta == 0.1").query(f"method in {RANKED}")

@@ -367,6 +367,17 @@ def test_ranks(made: Callable[[str], Grid], raw: Raw) -> None:
         assert set(by_method[method]["runs"]) == set(own.index)
 
 
+def test_new_clients(made: Callable[[str], Grid], raw: Raw) -> None:
+    runs = raw.where("dataset == 'digits' and scheme == 'iid'")
+    expected = raw.new_clients(runs)
+    found = {(record["method"], record["epochs"]): record for record in made("new-clients").records}
+    assert set(found) == set(expected) == {(m, e) for m in ("local", "fedprox", "per-fedavg") for e in range(4)}
+    for key, values in expected.items():
+        assert (found[key]["mean"], found[key]["std"]) == (pytest.approx(values.mean()), pytest.approx(values.std()))
+        assert found[key]["runs"] == tuple(runs[runs["method"] == key[0]].index)
+    assert any("give a new client is not known here: FedAMP." in note for note in made("new-clients").notes)
+
+
 def test_the_text_of_every_table(engine: Engine) -> None:
     """What a column shows, and what notes say; the numbers are proved above."""
     wanted = "python tests/golden/tables.py writes tables.txt anew; read the difference before you commit it"
@@ -375,6 +386,6 @@ def test_the_text_of_every_table(engine: Engine) -> None:
 
 def test_every_table_is_compared() -> None:
     """A new one needs runs in tests/golden/build.py and numbers here."""
-    assert set(TABLES) == {*PLACES, "accuracy", "overhead", "clients", "ranks"}
+    assert set(TABLES) == {*PLACES, "accuracy", "overhead", "clients", "ranks", "new-clients"}
     assert set(LINES) | {"elastic", "partitions"} == set(PLACES)
     assert len(METHODS) == 10

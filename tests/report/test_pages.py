@@ -63,6 +63,9 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     for epochs in (1, 5):
         tested = {"clients": np.arange(2), "correct": np.array([1, 2]), "total": np.array([9, 9]), "loss": np.zeros(2)}
         add_run(engine, spec("elastic", local_epochs=epochs), [0.1, 0.5], seconds=2.0, **SENT, **tested)
+    for seed in (0, 1):
+        adapted = [{"client": 19, "epochs": e, "correct": 1 + e + seed, "total": 9, "loss": 0.5} for e in range(6)]
+        add_run(engine, spec("ditto", seed, new_clients=1), [0.1, 0.5], new_clients=adapted)
     return engine
 
 

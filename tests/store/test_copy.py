@@ -62,6 +62,8 @@ def fill(path: Path) -> None:
     loss = np.array([0.1, 1.7e308, 1e-308, 1 / 3])
     arrays = {"a": np.arange(256, dtype=np.uint8), "b": np.array([np.nan, -0.0])}
     write_round(engine, run, make_record(0, loss=loss, peak_memory=2**40, artifacts=arrays, series={"global": (0.1, 2.5)}))
+    new = {"client": 3, "epochs": 2, "correct": 1, "total": 3, "loss": 1 / 3}
+    write_round(engine, run, write.RoundRecord(round=1, new_clients=[new]))
     sweeps.save(engine, "small", [make_spec()], {"command": "pflbench sweep"})
     with engine.begin() as connection:
         for statement in (

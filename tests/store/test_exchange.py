@@ -27,7 +27,7 @@ from pflbench.store import inspection, partitions, runs, write
 from pflbench.store.exchange import export
 
 Row = tuple[Any, ...]
-RESULTS = ("round", "client_round", "series", "artifact")
+RESULTS = ("round", "client_round", "new_client", "series", "artifact")
 
 
 def connect(path: Path | str) -> Engine:
@@ -220,8 +220,8 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two databases of real runs: a.db with seed 0, b.db with seeds 0 and 1."""
     folder = tmp_path_factory.mktemp("real")
     for name, seeds in (("a", "0-0"), ("b", "0-1")):
-        arguments = ["run", "-m", "fedavg", "-d", "digits", "-r", "1", "--seeds", seeds, "-q", "--db", str(folder / f"{name}.db")]
-        assert main(arguments) == 0
+        what = ["-m", "fedavg", "-d", "digits", "-r", "1", "--seeds", seeds, "--new-clients", "2"]
+        assert main(["run", *what, "-q", "--db", str(folder / f"{name}.db")]) == 0
     return folder
 
 
@@ -246,6 +246,15 @@ def test_two_databases_of_real_runs_become_one(real: Path, shell: Shell, tmp_pat
     assert (again["new"], again["same"], [run["compared"] for run in again["runs"]]) == (0, 2, [1, 2])
     assert content("a.db") == before
     assert hashlib.sha256(Path("b.db").read_bytes()).hexdigest() == source
+
+
+def test_results_of_new_clients_are_compared(real: Path, shell: Shell, tmp_path: Path) -> None:
+    for name in ("a.db", "b.db"):
+        shutil.copy(real / name, tmp_path)
+    change("b.db", "UPDATE new_client SET correct = 0 WHERE client = 9 AND epochs = 4")
+    ((here,),) = sql("a.db", "SELECT correct FROM new_client WHERE client = 9 AND epochs = 4")
+    told = shell("import", "b.db", "--db", "a.db").err
+    assert f"differ first in round 1, in correct of client 9 after 4 epochs: 0 there, {here} here" in told
 
 
 def test_a_conflict_is_named_and_does_not_stop_the_others(mine: Engine, other: Engine, shell: Shell) -> None:

@@ -40,7 +40,8 @@ def new_run(engine: Engine, **spec: Any) -> int:
 def test_round_record_has_every_column_of_the_table() -> None:
     fields = {field.name for field in dataclasses.fields(RoundRecord)}
     columns = {column.name for column in schema.RoundRow.__table__.columns}
-    beside = {"clients", "correct", "total", "loss", "series", "artifacts"}
+    beside = {"clients", "correct", "total", "loss", "new_clients", "series", "artifacts"}
+    beside |= {"val_correct", "val_total", "val_client_loss"}
     assert fields - beside == columns - {"run_id"}
 
 

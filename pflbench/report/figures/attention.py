@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -115,6 +115,8 @@ def load(engine: Engine, of: Observed, t: int | None = None) -> Attention:
         raise UserError(f"Run {of.run.id} has no partition to order its clients by.", "Leave it out with --method.")
     partition, t = partitions.find(engine, of.run.partition), of.rounds[-1] if t is None else t
     weights = arrays.read(engine, of.run.id, of.name, [t])[t].astype(np.float64)
+    training = slice(len(weights))  # new clients, which never train, are the last of the partition
+    partition = replace(partition, train=partition.train[training], test=partition.test[training])
     sizes = np.abs(weights)
     np.fill_diagonal(weights, np.nan)
     np.fill_diagonal(sizes, 0)

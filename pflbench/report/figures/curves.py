@@ -106,7 +106,7 @@ def panel(
     if x == "seconds" and not any(curve.seconds is not None and curve.seconds[-1] > 0 for curve in curves.values()):
         raise UserError(f"The runs of {setting.title} have no recorded times.", "Draw them over rounds: --x round.")
     lines = [
-        _line(row, {run.id: curves[run.id] for run in cell if run.id in curves}, x, band, k / len(cells))
+        line(row, {run.id: curves[run.id] for run in cell if run.id in curves}, x, band, k / len(cells))
         for k, (row, cell) in enumerate(cells)
     ]
     last = max((line.x[-1] for line in lines if len(line.x)), default=0)
@@ -115,11 +115,13 @@ def panel(
     return Panel(setting.title, across, Axis(f"Test {_measured(metric)} (%)"), [*lines, *others], tuple(ids), (setting,))
 
 
-def _line(row: Row, curves: dict[int, Curve], x: X, band: Band, offset: float) -> Trace:
+def line(
+    row: Row, curves: dict[int, Curve], x: X = "round", band: Band = "minmax", offset: float = 0, unit: str = "round"
+) -> Trace:
     """Mean over the runs of a method, accuracy in percent.
 
     Over the rounds at which all runs were evaluated, so that no step in the mean comes from an unfinished run's end.
-    offset: of the markers, so that those of different lines stay apart where curves meet.
+    offset: of the markers, so that those of different lines stay apart where curves meet. unit: of x, where it is no time.
     """
     shared = reduce(np.intersect1d, (curve.round for curve in curves.values()))
     at = {run: np.searchsorted(curve.round, shared) for run, curve in curves.items()}
@@ -128,7 +130,7 @@ def _line(row: Row, curves: dict[int, Curve], x: X, band: Band, offset: float) -
     seconds = np.mean(spent, axis=0) if spent else None
     mean, std = accuracy.mean(axis=0), accuracy.std(axis=0)
     low, high = (mean - std, mean + std) if band == "std" else (accuracy.min(axis=0), accuracy.max(axis=0))
-    hover, data, several = "round %{x}: %{y:.2f} %", [], len(curves) > 1
+    hover, data, several = f"{unit} %{{x}}: %{{y:.2f}} %", [], len(curves) > 1
     if several:
         hover += " (%{customdata[0]:.2f} to %{customdata[1]:.2f})"
         data += [low, high]

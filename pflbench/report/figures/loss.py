@@ -56,7 +56,8 @@ def panel(engine: Engine, of: Observed) -> Panel:
     means = {}
     for t, losses in arrays.read(engine, of.run.id, of.name, spread(of.rounds, POINTS)).items():
         used = ~np.isnan(losses[:, 0])
-        means[t] = samples[used] @ losses[used].astype(np.float64) / samples[used].sum()
+        shares = samples[: len(used)][used]  # new clients, which never train, are the last of the partition
+        means[t] = shares @ losses[used].astype(np.float64) / shares.sum()
     trained, initialised = np.array(list(means.values())).T
     hover = f"round %{{x}}: %{{y:.4f}}<br>run {of.run.id}"
     lines = (

@@ -18,7 +18,7 @@ from pflbench.store import measures
 from pflbench.store.arrays import unpack_array
 from pflbench.store.database import reading
 from pflbench.store.runs import RoundRule, counted
-from pflbench.store.schema import ArtifactRow, ClientRoundRow, PartitionRow, RoundRow, RunRow
+from pflbench.store.schema import ArtifactRow, ClientRoundRow, NewClientRow, PartitionRow, RoundRow, RunRow
 
 CHUNK = 50_000  # rows: some 20 MB
 Values = Sequence[Any]
@@ -124,6 +124,13 @@ def _clients() -> Any:
     return query.order_by(RunRow.id, c.round, c.client)
 
 
+def _new_clients() -> Any:
+    n = NewClientRow
+    accuracy = type_coerce(n.correct * 1.0 / func.nullif(n.total, 0), Double).label("accuracy")
+    query = select(*_IDENTITY, n.round, n.client, n.epochs, n.correct, n.total, accuracy, n.loss).join(n, n.run_id == RunRow.id)
+    return query.order_by(RunRow.id, n.round, n.client, n.epochs)
+
+
 def _measures() -> Any:
     a = ArtifactRow
     query = select(*_IDENTITY, a.round, a.dtype, a.shape, a.data).join(a, (a.run_id == RunRow.id) & (a.name == measures.NAME))
@@ -200,5 +207,11 @@ def _plain(columns: dict[str, type], chunk: list[Values]) -> list[Values]:
     return [[json.dumps(v, ensure_ascii=False) if i in nested else v for i, v in enumerate(values)] for values in chunk]
 
 
-KINDS: dict[str, Callable[[], Any]] = {"runs": _runs, "rounds": _rounds, "clients": _clients, "measures": _measures}
+KINDS: dict[str, Callable[[], Any]] = {
+    "runs": _runs,
+    "rounds": _rounds,
+    "clients": _clients,
+    "new-clients": _new_clients,
+    "measures": _measures,
+}
 FORMATS: dict[str, Callable[[Rows, IO[bytes]], None]] = {"csv": _csv, "parquet": _parquet, "json": _json}

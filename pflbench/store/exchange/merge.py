@@ -24,7 +24,7 @@ from pflbench.store.exchange.copy import chunks
 from pflbench.store.failures import friendly, sqlite_path
 from pflbench.store.paths import in_spec, kept_or_named, moved
 from pflbench.store.runs import ALL, Run, attempts, stored
-from pflbench.store.schema import ArtifactRow, Base, ClientRoundRow, PartitionRow, RoundRow, RunRow, SeriesRow
+from pflbench.store.schema import ArtifactRow, Base, ClientRoundRow, NewClientRow, PartitionRow, RoundRow, RunRow, SeriesRow
 
 # new: copied. attempt: copied as the next attempt of a key that this database has. same: this database has the run.
 # behind: not copied; both runs are unfinished, and only the one here has a checkpoint, though the other got further.
@@ -33,9 +33,10 @@ What = Literal["new", "attempt", "same", "behind", "conflict"]
 
 _NOTHING = "Nothing of it was taken."
 _MAGIC = b"SQLite format 3\0"
-_COMPARED: tuple[type[Base], ...] = (RoundRow, ClientRoundRow, SeriesRow)
+_COMPARED: tuple[type[Base], ...] = (RoundRow, ClientRoundRow, NewClientRow, SeriesRow)
 _COPIED: tuple[type[Base], ...] = (*_COMPARED, ArtifactRow)
 _MAY_DIFFER = {"run_id", "flops", "seconds_receive", "seconds_update", "seconds_evaluate", "peak_memory"}
+_NAMED = {"client": " of client {}", "epochs": " after {} epochs", "name": " of {}"}  # the keys of a row beside its round
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def _difference(own: Connection, foreign: Connection, mine: Run, run: Run) -> Di
 
 
 def _first_difference(table: Any, own: Connection, foreign: Connection, mine: int, theirs: int, until: int) -> Difference | None:
-    beside = [column.name for column in table.primary_key if column.name not in ("run_id", "round")]  # client, or series' name
+    beside = [column.name for column in table.primary_key if column.name not in ("run_id", "round")]
     keys = ["round", *beside]
     values = [column.name for column in table.columns if column.name not in (*keys, *_MAY_DIFFER)]
     query = select(*(table.c[name] for name in (*keys, *values))).where(table.c.round <= until)
@@ -196,7 +197,7 @@ def _first_difference(table: Any, own: Connection, foreign: Connection, mine: in
         return None
     both = zip(values, *(rows.get(first, (None,) * len(values)) for rows in (ours, others)), strict=True)
     name, here, there = next((one for one in both if one[1] != one[2]), (values[0], None, None))
-    of = "".join(f" of client {k}" if key == "client" else f" of {k}" for key, k in zip(beside, first[1:], strict=True))
+    of = "".join(_NAMED[key].format(k) for key, k in zip(beside, first[1:], strict=True))
     return Difference(first[0], name.replace("_", " ") + of, here, there)
 
 
