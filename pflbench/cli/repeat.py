@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pflbench.store.runs import Run
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Number, or key (its beginning suffices).")]
-EXECUTED = o.group(
+_OF_THE_RECORD = o.group(
     "Execution",
     device=o.option(
         str,
@@ -37,7 +37,8 @@ EXECUTED = o.group(
     engine=o.option(
         str, "auto: the executor that is recorded, on a device of that kind.", default="auto", words=("auto", "loop", "batched")
     ),
-) | {name: o.EXECUTION[name] for name in ("workers", "deterministic")}
+)
+EXECUTED = {**_OF_THE_RECORD, **{name: o.EXECUTION[name] for name in ("workers", "deterministic")}}
 Files = Annotated[
     list[Path],
     typer.Option("--plugin", metavar="FILE.py", help="A Python file of the run's that may be executed; repeatable."),

@@ -164,8 +164,9 @@ def _remove(engine: Engine, run: RunHead, checkpoints: str | None) -> None:
         place_of(engine.url, checkpoints).remove(f"{name_of(run, engine.url, checkpoints)}.pt")
 
 
-for repeating in (reproduce, bundle, verify):
-    app.command()(repeating)
+app.command()(reproduce)
+app.command()(bundle)
+app.command()(verify)
 
 LISTED = (
     *("id", "key", "attempt", "status", "method", "dataset", "model", "partition", "clients", "rounds", "seed"),

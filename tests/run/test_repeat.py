@@ -257,6 +257,7 @@ def test_an_unfinished_run_is_compared_as_far_as_it_got(mine: Path, shell: Shell
     assert "round 2, " in shell("runs", "reproduce", "2", "-q").out
     sql(mine, "DELETE FROM round WHERE run_id = 2")
     assert "Run 2 has no rounds" in shell.refused("runs", "reproduce", "2")
+    assert "Run 2 has no rounds" in shell.refused("runs", "bundle", "1", "2", "-o", "other.db")
 
 
 def test_a_run_that_diverged_diverges_again(shell: Shell) -> None:

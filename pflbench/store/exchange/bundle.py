@@ -43,9 +43,12 @@ class Bundle:
 def write(engine: Engine, runs: Sequence[Run], target: Path) -> str:
     """Copies runs into a new file, numbered from 1 in this order; returns the digest of its content.
 
-    Raises UserError if the file exists or cannot be written.
+    Raises UserError for a run without rounds, and if the file exists or cannot be written.
     """
     require_new(target, "A bundle")
+    for run in runs:
+        if run.last_round is None:
+            raise UserError(f"Run {run.id} has no rounds yet.", "A bundle is for results: leave it out.")
     try:
         with files.atomic_path(target) as partial:
             copied = connect(to_url(str(partial)))
