@@ -273,7 +273,7 @@ def test_there_are_the_promised_commands() -> None:
     promised += ", export, import, sweep run, sweep resume, sweep work, sweep status, sweep list, sweep cancel"
     promised += ", track tensorboard, track mlflow, track wandb"
     promised += ", runs list, runs show, runs artifact, runs rm, db upgrade, db check, db copy, db info, doctor"
-    promised += ", db backup"
+    promised += ", db backup, runs reproduce, runs bundle, runs verify"
     assert set(commands()) == {f"pflbench {name}" for name in promised.split(", ")}
 
 

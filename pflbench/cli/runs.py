@@ -1,4 +1,4 @@
-"""`pflbench runs`: the runs of the database."""
+"""`pflbench runs`: the runs of the database. Those that are repeated: `cli.repeat`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pflbench.cli import options as o
 from pflbench.cli.console import message, print_fields, print_json, print_table, say
 from pflbench.cli.db import opened
 from pflbench.cli.progress import differences
+from pflbench.cli.repeat import RunArgument, bundle, reproduce, verify
 from pflbench.cli.reports import FILTERS, found_runs
 from pflbench.errors import NothingYet, UserError
 
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
     from pflbench.store.partitions import PartitionRecord
     from pflbench.store.runs import Run, RunHead
 
-app = typer.Typer(help="List, show and remove runs.", no_args_is_help=True)
-
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Number, or key (its beginning suffices).")]
+app = typer.Typer(help="List, show, repeat and remove runs.", no_args_is_help=True)
 
 
 @app.command("list")
@@ -164,6 +163,10 @@ def _remove(engine: Engine, run: RunHead, checkpoints: str | None) -> None:
         write.remove_run(engine, run.id)
         place_of(engine.url, checkpoints).remove(f"{name_of(run, engine.url, checkpoints)}.pt")
 
+
+app.command()(reproduce)
+app.command()(bundle)
+app.command()(verify)
 
 LISTED = (
     *("id", "key", "attempt", "status", "method", "dataset", "model", "partition", "clients", "rounds", "seed"),

@@ -22,8 +22,8 @@ from pflbench.store.schema import PartitionRow, RunRow
 class PartitionRecord:
     """Which client holds which samples: `train` and `test` are sample counts [clients, classes].
 
-    left_out: how many samples no client holds; None: unknown. indices: the arrays train_0, test_0, ..., which are written and
-    not read. id: None until it is stored.
+    left_out: how many samples no client holds; None: unknown. indices: the arrays train_0, test_0, ..., which are written, and
+    read by `read_indices` alone. id: None until it is stored.
     """
 
     hash: str
@@ -86,6 +86,13 @@ def find(engine: Engine, text: str) -> PartitionRecord:
     if rows:
         raise UserError(f"The hashes of {len(rows)} partitions begin with '{text}'.", "Give more digits of the hash.")
     raise UserError(f"No partition '{text}' in this database.", "`pflbench runs show RUN` names the partition of a run.")
+
+
+def read_indices(engine: Engine, hash: str) -> dict[str, NDArray[Any]]:
+    """The arrays train_0, test_0, ... of the partition with this hash; none if they were not stored."""
+    with reading(engine) as c:
+        packed = c.scalar(select(PartitionRow.indices).where(PartitionRow.hash == hash))
+    return {} if packed is None else unpack_indices(packed)
 
 
 def pack_indices(indices: Mapping[str, NDArray[Any]]) -> bytes:

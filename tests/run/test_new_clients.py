@@ -218,7 +218,8 @@ def test_the_commands(shell: Shell) -> None:
     command = ("run", "-m", "fedavg", "-m", "fedamp", "-d", "digits", "-r", "2", "--new-clients", "2", "--new-epochs", "1", "-q")
     done = shell(*command, "--new-every", "2")
     assert (
-        "fedamp digits Dir(0.1) seed 0: what its authors give a new client is not known here: new clients are not tested." in done.err
+        "fedamp digits Dir(0.1) seed 0: what its authors give a new client is not known here: new clients are not tested."
+        in done.err
     )
     assert shell(*command).code == 0
     assert len(json.loads(shell("runs", "list", "--json").out)) == 2, "every 2 of 2 rounds: the same runs"

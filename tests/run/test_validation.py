@@ -21,6 +21,7 @@ from pflbench.report.tables import accuracy
 from pflbench.run.execution import Execution
 from pflbench.run.federation_data import load_federation_data
 from pflbench.run.prepared import prepare
+from pflbench.run.repeat import repeat
 from pflbench.run.round import HEADLINE, VALIDATION, evaluate
 from pflbench.run.training import execute
 from pflbench.spec import IID, RunSpec, TrainSpec
@@ -202,6 +203,17 @@ def test_it_resumes_with_the_same_rows(store: Engine) -> None:
     costs = [rows(store, f"SELECT flops, val_accuracy FROM round WHERE run_id = {i} ORDER BY round") for i in (1, 2)]
     assert costs[0] == costs[1]
     assert None not in [flops for flops, _ in costs[0][1:]]
+
+
+def test_both_moments_are_made_again(store: Engine) -> None:
+    made = short("fedavg", val_share=0.2, new_clients=2)
+    run(made, store, test_after_training=True)
+    found = repeat(store, runs.find(store, 1), made, Path("data"), Execution(workers=1))
+    assert (found.difference, found.last) == (None, 4)
+    with db.writing(store) as connection:
+        connection.exec_driver_sql("UPDATE new_client SET correct = correct - 1 WHERE client = 4 AND epochs = 2")
+    found = repeat(store, runs.find(store, 1), made, Path("data"), Execution(workers=1))
+    assert str(found.difference).startswith("round 4, correct of client 4 after 2 epochs: ")
 
 
 def test_validation_is_evaluated_with_the_headline() -> None:

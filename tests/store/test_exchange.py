@@ -159,9 +159,9 @@ def test_filters(mine: Engine, shell: Shell) -> None:
 
 
 def test_memory_does_not_grow_with_the_table(mine: Engine) -> None:
-    rows = ((1, 10 + t, client, 1, 2, 0.5) for t in range(500) for client in range(20))
+    rows = ((1, 10 + t, client, 1, 2, 0.5, None, None, None) for t in range(500) for client in range(20))
     with sqlite3.connect(str(mine.url.database)) as connection:
-        connection.executemany("INSERT INTO client_round VALUES (?, ?, ?, ?, ?, ?)", rows)
+        connection.executemany("INSERT INTO client_round VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
     connection.close()
 
     class Sink(io.RawIOBase):

@@ -19,7 +19,7 @@ def backup(url: str, target: Path) -> None:
     A database on a server is copied row by row. Raises UserError if the file exists, it cannot be written, or the database is
     damaged; then no copy is left.
     """
-    _require_new(target)
+    require_new(target)
     try:
         with files.atomic_path(target) as partial:
             with as_it_is(url, read_only=True) as (connection, _):  # raises UserError if it is not a database of ours
@@ -29,7 +29,7 @@ def backup(url: str, target: Path) -> None:
             else:
                 _copy_file(path, partial)
             _require_sound(partial, name)
-            _require_new(target)
+            require_new(target)
     except OSError as error:
         raise UserError(f"Cannot write {target}: {error.strerror or error}.", "Name a file in a writable folder.") from None
 
@@ -56,8 +56,9 @@ def _require_sound(partial: Path, name: str) -> None:
             raise UserError(f"{name} is damaged, and so is a copy of it: {found}", RECOVER)
 
 
-def _require_new(target: Path) -> None:
+def require_new(target: Path, what: str = "A backup") -> None:
+    """Raises UserError if the file exists, or its folder does not. what: would be written."""
     if target.exists():
-        raise UserError(f"{target} already exists.", "A backup replaces nothing: name a new file.")
+        raise UserError(f"{target} already exists.", f"{what} replaces nothing: name a new file.")
     if not target.absolute().parent.is_dir():
-        raise UserError(f"No folder {target.absolute().parent} for the backup.", "Make it first.")
+        raise UserError(f"No folder {target.absolute().parent} for {target.name}.", "Make it first.")

@@ -6,6 +6,7 @@ traffic, of every round and client. Times, memory and stored arrays may differ b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -76,13 +77,13 @@ class Other:
 
 
 @contextmanager
-def opened(path: Path, engine: Engine) -> Iterator[Other]:
+def opened(path: Path, engine: Engine | None = None) -> Iterator[Other]:
     """The database at `path`; one with an older schema is read from a copy that was upgraded.
 
     Raises:
         UserError: no pflbench database, a newer schema, damaged, the database of `engine` itself, or an invalid row.
     """
-    _require_database(path, sqlite_path(engine.url))
+    _require_database(path, None if engine is None else sqlite_path(engine.url))
     url = original = to_url(str(path))
     with TemporaryDirectory() as folder:
         with as_it_is(url, read_only=True) as (connection, schema):
@@ -125,12 +126,17 @@ def _import(engine: Engine, other: Other, run: Run, copied: Collection[int], on_
         return outcome
 
 
-def _require_database(path: Path, here: Path | None) -> None:
+def is_sqlite(path: Path) -> bool:
+    """Whether the file begins as SQLite's do."""
     with path.open("rb") as file:
-        if file.read(len(_MAGIC)) != _MAGIC:
-            raise UserError(
-                f"{path} is neither a pflbench database nor an HDF5 file.", "`pflbench import` takes these two kinds of file."
-            )
+        return file.read(len(_MAGIC)) == _MAGIC
+
+
+def _require_database(path: Path, here: Path | None) -> None:
+    if not is_sqlite(path):
+        raise UserError(
+            f"{path} is neither a pflbench database nor an HDF5 file.", "`pflbench import` takes these two kinds of file."
+        )
     if here is not None and here.exists() and here.samefile(path):
         raise UserError(f"{path} is the database to import into.", "--db names the one to import into; PATH the other.")
 
@@ -179,24 +185,52 @@ def _decide(own: Connection, foreign: Connection, run: Run, present: Sequence[Ru
 def _difference(own: Connection, foreign: Connection, mine: Run, run: Run) -> Difference | None:
     """The first difference between two runs: over all rounds if both have ended, else over the rounds that both have."""
     until = (max if mine.ended and run.ended else min)(_last(mine), _last(run))
-    found = (_first_difference(model.__table__, own, foreign, mine.id, run.id, until) for model in _COMPARED)
-    return min(filter(None, found), key=lambda one: one.round, default=None)
+    return first_difference(own, foreign, mine.id, run.id, (0, until))
 
 
-def _first_difference(table: Any, own: Connection, foreign: Connection, mine: int, theirs: int, until: int) -> Difference | None:
+def first_difference(
+    own: Connection, foreign: Connection, mine: int, theirs: int, rounds: tuple[int, int], tolerance: float = 0.0
+) -> Difference | None:
+    """The first difference between two runs in these rounds, the first and the last of them.
+
+    tolerance: numbers are equal if they differ by no more than this, or by no more than this share of the larger one.
+    """
+    tables = (model.__table__ for model in _COMPARED)
+    found = (_first_difference(table, own, foreign, mine, theirs, rounds, tolerance) for table in tables)
+
+    def order(one: Difference) -> tuple[int, bool]:
+        """Another result of a client says more than that of its round, unless rows are missing."""
+        return one.round, " of client " not in one.what or None in (one.here, one.there)
+
+    return min(filter(None, found), key=order, default=None)
+
+
+def _first_difference(
+    table: Any, own: Connection, foreign: Connection, mine: int, theirs: int, rounds: tuple[int, int], tolerance: float
+) -> Difference | None:
     beside = [column.name for column in table.primary_key if column.name not in ("run_id", "round")]
     keys = ["round", *beside]
     values = [column.name for column in table.columns if column.name not in (*keys, *_MAY_DIFFER)]
-    query = select(*(table.c[name] for name in (*keys, *values))).where(table.c.round <= until)
+    query = select(*(table.c[name] for name in (*keys, *values))).where(table.c.round.between(*rounds))
     ours, others = (
         {tuple(row[: len(keys)]): tuple(row[len(keys) :]) for row in c.execute(query.where(table.c.run_id == run))}
         for c, run in ((own, mine), (foreign, theirs))
     )
-    first = min((key for key in ours.keys() | others.keys() if ours.get(key) != others.get(key)), default=None)
+
+    def equal(one: Any, other: Any) -> bool:
+        if tolerance and one is not None and other is not None:
+            return math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
+        return bool(one == other)
+
+    def differs(key: tuple[Any, ...]) -> bool:
+        here, there = ours.get(key), others.get(key)
+        return here is None or there is None or not all(map(equal, here, there))
+
+    first = min(filter(differs, ours.keys() | others.keys()), default=None)
     if first is None:
         return None
     both = zip(values, *(rows.get(first, (None,) * len(values)) for rows in (ours, others)), strict=True)
-    name, here, there = next((one for one in both if one[1] != one[2]), (values[0], None, None))
+    name, here, there = next((one for one in both if not equal(*one[1:])), (values[0], None, None))
     of = "".join(_NAMED[key].format(k) for key, k in zip(beside, first[1:], strict=True))
     return Difference(first[0], name.replace("_", " ") + of, here, there)
 
