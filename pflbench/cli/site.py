@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pflbench import interrupts
 from pflbench.cli import options as o
 from pflbench.cli.console import command_line, message, say
 from pflbench.cli.db import opened
-from pflbench.cli.reports import FILTERS, uncollected
+from pflbench.cli.reports import FILTERS, found_runs, uncollected
+from pflbench.errors import NothingYet
 from pflbench.plain import without_passwords
 from pflbench.store.files import write_text
 
@@ -88,9 +91,12 @@ def serve(
     with friendly(url):
         engine = connect_read_only(url)
         try:
+            with suppress(NothingYet):
+                found_runs(engine, which)  # refuses what no run has
             with Server(engine, lambda: page.build(engine, replace(made, at=now()), filters, "all", live=True), port) as server:
                 say(server.address, flush=True)
                 message(f"{without_passwords(db, alone=True)}, read-only. Ctrl-C ends it.")
+                interrupts.stopping = b"\n"
                 server.serve_forever()
         finally:
             engine.dispose()

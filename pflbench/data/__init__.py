@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 from pflbench import plugins
@@ -178,23 +177,6 @@ def download(text: str, root: Path, progress: Progress | None = None) -> None:
 def defaults(spec: DataSpec, root: Path) -> Defaults:
     """The paper's settings for a dataset; sensible ones for own data."""
     return DATASETS[spec.name].defaults if spec.path is None else SOURCES[spec.name].defaults(Path(spec.path), root)
-
-
-def owners(spec: DataSpec, root: Path, least: int = 1, training: bool = False) -> int:
-    """The number of those who own `least` samples or more. training: in the training part alone.
-
-    Raises UserError if the data do not say.
-    """
-    arrays = load(spec, root)
-    owner = arrays.owner
-    if owner is None:
-        raise UserError(
-            f"The data of '{spec.label}' do not say who owns a sample, as --partition natural needs.",
-            "har, leaf:PATH and domains:PATH say it; so do an array `owner` with an integer or a name per sample (npz, FILE.py) "
-            "and a column `owner` with a name in every line (csv).",
-        )
-    counts = Counter(owner[: arrays.train_size if training else None].tolist())
-    return sum(count >= least for count in counts.values())
 
 
 def _by(shape: tuple[int, ...]) -> str:
