@@ -196,6 +196,7 @@ def _own(source: Source, text: str, root: Path, progress: Progress | None) -> Da
     if not text:
         raise UserError(f"'{source.name}:' needs a path.", f"For example {source.name}:path/to/data.")
     path = Path(text).expanduser().absolute()
+    path = path.resolve() if ".." in path.parts else path
     _must_exist(source, path)
     return DataSpec(name=source.name, path=str(path), content=source.content(path, root, progress))
 

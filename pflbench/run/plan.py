@@ -182,7 +182,7 @@ def _places(wanted: RunOptions, parsed: Parsed) -> list[tuple[DataSpec, Partitio
     """Data and partition of each dataset. A PFLlib folder contains its data: -d then only names the dataset."""
     scheme, _, path = (wanted.partition or "dirichlet").partition(":")
     if scheme not in SCHEMES:
-        raise unknown("partition", scheme, SCHEMES)
+        raise unknown("partition", scheme, [*_CLASSES, "pfllib:PATH"])
     for option in (name for options in SCHEMES.values() for name in options):
         if getattr(wanted, option) is not None and option not in SCHEMES[scheme]:
             owners = " and ".join(name for name, options in SCHEMES.items() if option in options)
