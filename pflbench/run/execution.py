@@ -55,6 +55,7 @@ class Execution:
 def checked(how: Execution) -> Execution:
     """Returns `how`. Raises UserError for choices that the executor or the device does not have."""
     place = str(find_device("auto")) if how.device == "auto" else how.device
+    _known(place)
     loop, cpu = how.engine_on(place) == "loop", place == "cpu"
     impossible = {
         f"--pack {how.pack} needs --engine batched": how.pack > 1 and loop,
@@ -81,16 +82,9 @@ def find_device(name: str) -> torch.device:
     """
     if name == "auto":
         name = devices.accelerator() or "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"Unknown device '{name}'.", VALID) from None
+    device = _known(name)
     if name == "cpu":
         return device
-    if device.type == "mps":
-        raise UserError("Apple's GPUs (mps) have no float64, in which losses and distances of models are summed.", VALID)
-    if device.type not in ("cuda", devices.accelerator()):
-        raise UserError(f"Device '{name}' is not supported.", VALID)
     if outdated := devices.outdated_driver():  # PyTorch may count the GPUs all the same
         raise UserError(f"Device '{name}' was asked for, but {outdated}.", f"{devices.UPDATE} --device cpu needs neither.")
     count = devices.of(device).device_count()
@@ -98,6 +92,19 @@ def find_device(name: str) -> torch.device:
         raise UserError(f"Device '{name}' was asked for, but PyTorch sees {count or 'no'} GPU{'s' if count > 1 else ''} here.",
                         "Use --device cpu, or install a CUDA build of PyTorch.")  # fmt: skip
     return torch.device(device.type, device.index or 0)
+
+
+def _known(name: str) -> torch.device:
+    """Raises UserError for devices of another kind; whether it is there is not asked."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"Unknown device '{name}'.", VALID) from None
+    if device.type == "mps":
+        raise UserError("Apple's GPUs (mps) have no float64, in which losses and distances of models are summed.", VALID)
+    if name != "cpu" and device.type not in ("cuda", devices.accelerator()):
+        raise UserError(f"Device '{name}' is not supported.", VALID)
+    return device
 
 
 def why_no_gpu(name: str) -> str:
