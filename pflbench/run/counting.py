@@ -15,7 +15,7 @@ of fewer layers, as of the head, are shorter: a gradient counts by the layers it
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -125,9 +125,7 @@ class Costs:
         start, stop, _ = columns.indices(self.flat.size)
         key = start, stop, function_key(objective), references
         if key not in self._gradients:
-            one, two = (self._of_batch(x, columns, objective, references) for x in (self.x, torch.cat([self.x, self.x])))
-            sample = (two - one) / len(self.x)
-            self._gradients[key] = one - sample * len(self.x), sample
+            self._gradients[key] = self._split(lambda x: self._of_batch(x, columns, objective, references))
         return self._gradients[key]
 
     def _of_batch(self, x: Tensor, columns: slice, objective: Objective | None, references: int) -> int:
@@ -159,20 +157,24 @@ class Costs:
     @cached_property
     def test(self) -> tuple[float, float]:
         """Of the forward pass, of a batch and of each of its samples, as `gradient`."""
-        found = []
-        for x in (self.x, torch.cat([self.x, self.x])):
-            with torch.no_grad(), FlopCounterMode(display=False) as counted:
-                self.module(x)
-            found.append(counted.get_total_flops())
-        sample = (found[1] - found[0]) / len(self.x)
-        return found[0] - sample * len(self.x), sample
+        return self._split(lambda x: self._forward(x).get_total_flops())
 
     @cached_property
     def forward(self) -> dict[str, float]:
         """Of the forward pass, by submodule; "Global" is all."""
+        counted = self._forward(self.x).get_flop_counts()
+        return {name: sum(flops.values()) / len(self.x) for name, flops in counted.items()}
+
+    def _forward(self, x: Tensor) -> FlopCounterMode:
         with torch.no_grad(), FlopCounterMode(display=False) as counted:
-            self.module(self.x)
-        return {name: sum(flops.values()) / len(self.x) for name, flops in counted.get_flop_counts().items()}
+            self.module(x)
+        return counted
+
+    def _split(self, flops: Callable[[Tensor], int]) -> tuple[float, float]:
+        """FLOPs of a batch whatever its size, and of each of its samples, from those of two and of four samples."""
+        one, two = flops(self.x), flops(torch.cat([self.x, self.x]))
+        sample = (two - one) / len(self.x)
+        return one - sample * len(self.x), sample
 
 
 class Counter(BaseExecutor):
