@@ -28,7 +28,7 @@ class Execution:
     convolution: Literal["auto", "groups", "search", "unfold"] = "auto"  # batched on a GPU: engine.batched.convolutions
     deterministic: bool = False  # on a GPU: the same bits each time, or an error; a CPU always gives them
     save_artifacts_every: int = 0  # every so many rounds large arrays are kept as artifacts; 0: never
-    metrics_every: int = 0  # every so many rounds, and after the last, the measures of `run.measures` are computed; 0: never
+    metrics_every: int = 0  # every so many rounds, and after the last, the measures of `run.metrics` are computed; 0: never
     follow: Follow | None = None  # the client whose models are kept for a trajectory
     checkpoint_every: float = 30.0  # seconds between checkpoints
     checkpoints: str | None = None  # folder or URL: run.places
