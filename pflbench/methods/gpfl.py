@@ -128,7 +128,7 @@ class GPFL(Method):
 
 def means(fed: Federation, rows: Tensor, S: Tensor) -> Tensor:
     """Conditions from the rows' class embeddings, [c, 2h]: their means by the client's class counts, and over all classes."""
-    embeddings = rows[:, fed.flat.columns(["gce"])].unflatten(1, (-1, fed.flat.width))
+    embeddings = rows[:, fed.flat.columns(["gce"])].reshape(len(rows), -1, fed.flat.width)
     counts = fed.class_counts(S).unsqueeze(2)
     by_counts = (counts * embeddings).sum(dim=1) / counts.sum(dim=1).clamp(min=1)
     return torch.cat([by_counts, embeddings.mean(dim=1)], dim=1)

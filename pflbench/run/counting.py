@@ -166,7 +166,8 @@ class Costs:
         return {name: sum(flops.values()) / len(self.x) for name, flops in counted.items()}
 
     def _forward(self, x: Tensor) -> FlopCounterMode:
-        with torch.no_grad(), FlopCounterMode(display=False) as counted:
+        counted = FlopCounterMode(display=False)
+        with torch.no_grad(), counted:
             self.module(x)
         return counted
 

@@ -57,6 +57,11 @@ def test_feddbe(name):
         [[0.0600662958, -0.0130628223, -0.0102375637], [-0.1121033666, 0.0548863021, 0.0023438531]],
     )
     near(second.w[:6], [0.9658829302, 0.5366255689, -0.5758161197, 0.9784587413, 0.2990785414, -0.7563041072])
+    of_clients = [1.1181989742, 0.439476273, -0.4244911744], [-0.4417502516, -0.4133922043, 0.3388519098]
+    for client, mean in enumerate(of_clients):
+        alone, S = f2(name, method), torch.tensor([client])
+        alone.all_trainable = lambda S=S: S
+        near(method.receive(alone.at(1), method.init(alone), S).consensus, mean)
     half = FedDBE(kappa=1, momentum=0.5)
     (received, _), _ = rounds(half, f2(name, half), 2)
     near(received.theta[0, consensus], [0.3994215073, 0.091075297, -0.1042750089])
