@@ -86,6 +86,7 @@ def serve(
     from pflbench.store.failures import friendly
     from pflbench.store.schema import now
 
+    interrupts.stopping = b"\n"  # no run to keep a checkpoint of
     url = to_url(db)
     made, filters = _made(url), Filters(**which)
     with friendly(url):
@@ -96,7 +97,6 @@ def serve(
             with Server(engine, lambda: page.build(engine, replace(made, at=now()), filters, "all", live=True), port) as server:
                 say(server.address, flush=True)
                 message(f"{without_passwords(db, alone=True)}, read-only. Ctrl-C ends it.")
-                interrupts.stopping = b"\n"
                 server.serve_forever()
         finally:
             engine.dispose()
