@@ -24,6 +24,7 @@ _STOPPING = b"\nStopping after this step and keeping a checkpoint. Ctrl-C again 
 _STOPPED = b"\nStopped at once. The same command continues after the last checkpoint.\n"
 _SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it
 
+stopping = _STOPPING  # the answer to signals; a command without runs sets its own
 _first: int | None = None  # the signal that came first
 _interrupted = float("inf")  # when Ctrl-C was pressed first
 _raised = float("-inf")  # when KeyboardInterrupt was raised last
@@ -37,8 +38,8 @@ def caught(*, last: bool = False) -> Iterator[None]:
 
     last: the process ends after the block. If a signal has come, further ones are ignored, else Python would print tracebacks.
     """
-    global _first, _interrupted, _raised, _depth, _waiting
-    _first, _interrupted, _raised, _depth, _waiting = None, float("inf"), float("-inf"), 0, False
+    global stopping, _first, _interrupted, _raised, _depth, _waiting
+    stopping, _first, _interrupted, _raised, _depth, _waiting = _STOPPING, None, float("inf"), float("-inf"), 0, False
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -91,7 +92,7 @@ def arrive(number: int, _: FrameType | None) -> None:
     if number == signal.SIGINT:
         _interrupted = min(_interrupted, now)
     with suppress(OSError):
-        os.write(2, _STOPPED if stop else _STOPPING)  # not by print, which may be under way itself
+        os.write(2, _STOPPED if stop else stopping)  # not by print, which may be under way itself
     if stop:
         if os.isatty(2):
             os.write(2, _SHOW_CURSOR)

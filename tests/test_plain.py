@@ -122,6 +122,8 @@ def test_paths_are_kept_from_the_database_or_the_home(tmp_path: Path, monkeypatc
         assert paths.kept_or_named(path, url) == named
         assert paths.found(kept, url) == path
     assert paths.found(paths.kept("/home/ann/d", server), server) == "/home/ann/d"
+    itself = paths.kept(str(tmp_path), url)
+    assert (itself, Path(paths.found(itself, url)).resolve()) == (f"./../{tmp_path.name}", tmp_path), "tables show the last part"
 
 
 @pytest.mark.slow

@@ -64,7 +64,8 @@ def export(
         with nullcontext(sys.stdout.buffer) if output is None else replacing(output) as out:
             count = store.write(found, form, out)
     if not count:
-        message(f"No rows{'' if output is None else f' in {output}'}: there are no such {kind.replace('-', ' ')}.")
+        hint = " `run --metrics-every` computes them." if kind == "measures" else ""
+        message(f"No rows{'' if output is None else f' in {output}'}: there are no such {kind.replace('-', ' ')}.{hint}")
     elif output is not None:
         message(f"Wrote {output}: {count:,} rows.")
 

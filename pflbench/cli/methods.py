@@ -56,8 +56,10 @@ def show(
     print_fields(facts.items())
     if hypers:
         say()
-        rows = [(h.name, h.type, str(h.default), h.help, ", ".join(map(str, h.search))) for h in hypers]
-        print_table(("hyperparameter", "type", "default", "meaning", "searched by the FedALA paper"), rows)
+        columns = ("hyperparameter", "type", "limits", "default", "meaning", "searched by the FedALA paper")
+        rows = [(h.name, h.type, h.limits, str(h.default), h.help, ", ".join(map(str, h.search))) for h in hypers]
+        filled = [i for i in range(len(columns)) if any(row[i] for row in rows)]
+        print_table([columns[i] for i in filled], [[row[i] for i in filled] for row in rows])
 
 
 @app.command()

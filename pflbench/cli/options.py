@@ -365,7 +365,7 @@ EXECUTION = group(
     ),
     save_artifacts_every=option(
         int,
-        "Save a method's artifacts (weights, attention, strategies: large) every so many rounds. Default: never.",
+        "Save a method's artifacts (weights, attention, strategies: large) every so many rounds. Default: 0, never.",
         default=0,
         metavar="ROUNDS",
         min=0,
@@ -377,7 +377,7 @@ EXECUTION = group(
     metrics_every=option(
         int,
         "Compute AUC, balanced accuracy and macro-F1 in those evaluated rounds (--eval-every) that are multiples of this, and "
-        "after the last: see `table --metric` and `export measures`. Default: never.",
+        "after the last: see `table --metric` and `export measures`. Default: 0, never.",
         default=0,
         metavar="ROUNDS",
         min=0,

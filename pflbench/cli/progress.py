@@ -165,7 +165,8 @@ def _print_step(name: str, number: int, step: Step, last: dict[int, float]) -> N
 
 def _figures(step: Step) -> str:
     if step.kind in ("started", "resumed"):
-        return f"resumed after round {step.round}" if step.kind == "resumed" else f"started, {step.rounds} rounds"
+        began = f"started, {step.rounds} round{'s' * (step.rounds != 1)}"
+        return f"resumed after round {step.round}" if step.kind == "resumed" else began
     accuracies = {"accuracy": step.accuracy, "best": step.best}
     known = [f"{name} {100 * value:.2f} %" for name, value in accuracies.items() if value is not None]
     return "  ".join((*known, f"{step.seconds:.3g} s/round"))

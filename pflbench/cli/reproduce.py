@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pflbench.run.execution import Execution
 
 
+SMALL = "of a few seconds"  # `timed` measures all others
 MAP = f"The papers' tables and figures, and their names:\n\n{papermap.plain()}"
 
 
@@ -158,7 +159,8 @@ def _overview(scale: str, db: str, data_dir: Path, as_json: bool) -> None:
     print_records(records)
     for sentence in papermap.DRAWINGS:
         message(sentence)
-    message("runs: finished / needed. time left: by rounds in this database. --scale quick or smoke needs fewer runs and rounds.")
+    message("runs: finished / needed. time left: by rounds in this database; unknown: it has none of such runs.")
+    message("--scale quick or smoke needs fewer runs and rounds.")
 
 
 def _targets(goal: Goal, format: str | None, output: Path | None) -> tuple[str, Path | None, Path]:
@@ -205,7 +207,7 @@ def _tell(outlook: Outlook, say: Callable[[str], None], err: bool) -> None:
 
     say(f"{outlook.goal.name}: {outlook.goal.source}. {outlook.goal.note}")
     rows = [
-        (setting, sum(of.counts.values()), *of.counts.values(), _left(of.seconds, of.unknown))
+        (setting, sum(of.counts.values()), *of.counts.values(), _left(of.seconds, of.unknown, SMALL))
         for setting, of in outlook.parts().items()
     ]
     if rows:
@@ -216,16 +218,16 @@ def _tell(outlook: Outlook, say: Callable[[str], None], err: bool) -> None:
     if outlook.goal.untrained:
         say("It needs no run, only data and partition.")
     elif outlook.ahead:
-        say(f"To run: {len(outlook.ahead)}. Time: {_left(ahead.seconds, ahead.unknown)}.")
+        say(f"To run: {len(outlook.ahead)}. Time: {_left(ahead.seconds, ahead.unknown, SMALL)}.")
     else:
         left = any(one.rounds_left for one in outlook.progress)
         say("None of the missing runs can be trained here." if left else "No run is missing.")
 
 
-def _left(seconds: float, unknown: int) -> str:
-    """The known time, and the number of runs without one."""
+def _left(seconds: float, unknown: int, word: str = "unknown") -> str:
+    """The known time, and the number of runs without one. word: for these."""
     known = f"about {duration(seconds)}" if seconds else ""
-    return " + ".join(filter(None, (known, f"{unknown} unknown" if unknown else "")))
+    return " + ".join(filter(None, (known, f"{unknown} {word}" if unknown else "")))
 
 
 def _make(

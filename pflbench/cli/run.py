@@ -293,4 +293,5 @@ def _line(row: dict[str, Any]) -> str:
     accuracies = ", ".join(f"{name} {100 * row[name]:.2f} %" for name in ("best", "last") if row[name] is not None)
     method = f"{row['method']} ({row['settings']})" if row["settings"] else row["method"]
     where = f"{method}  {row['dataset']}  {row['partition']}  seed {row['seed']}"
-    return f"run {row['run']}  {where}  {row['status']} after {row['rounds'] or 0} rounds  {accuracies}".rstrip()
+    rounds = f"{row['rounds'] or 0} round{'s' * (row['rounds'] != 1)}"
+    return f"run {row['run']}  {where}  {row['status']} after {rounds}  {accuracies}".rstrip()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pflbench import interrupts
 from pflbench.cli import options as o
 from pflbench.cli.console import command_line, message, say
 from pflbench.cli.db import opened
-from pflbench.cli.reports import FILTERS, uncollected
+from pflbench.cli.reports import FILTERS, found_runs, uncollected
+from pflbench.errors import NothingYet
 from pflbench.plain import without_passwords
 from pflbench.store.files import write_text
 
@@ -83,11 +86,14 @@ def serve(
     from pflbench.store.failures import friendly
     from pflbench.store.schema import now
 
+    interrupts.stopping = b"\n"  # no run to keep a checkpoint of
     url = to_url(db)
     made, filters = _made(url), Filters(**which)
     with friendly(url):
         engine = connect_read_only(url)
         try:
+            with suppress(NothingYet):
+                found_runs(engine, which)  # refuses what no run has
             with Server(engine, lambda: page.build(engine, replace(made, at=now()), filters, "all", live=True), port) as server:
                 say(server.address, flush=True)
                 message(f"{without_passwords(db, alone=True)}, read-only. Ctrl-C ends it.")

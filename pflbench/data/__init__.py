@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 from pflbench import plugins
@@ -180,23 +179,6 @@ def defaults(spec: DataSpec, root: Path) -> Defaults:
     return DATASETS[spec.name].defaults if spec.path is None else SOURCES[spec.name].defaults(Path(spec.path), root)
 
 
-def owners(spec: DataSpec, root: Path, least: int = 1, training: bool = False) -> int:
-    """The number of those who own `least` samples or more. training: in the training part alone.
-
-    Raises UserError if the data do not say.
-    """
-    arrays = load(spec, root)
-    owner = arrays.owner
-    if owner is None:
-        raise UserError(
-            f"The data of '{spec.label}' do not say who owns a sample, as --partition natural needs.",
-            "har, leaf:PATH and domains:PATH say it; so do an array `owner` with an integer or a name per sample (npz, FILE.py) "
-            "and a column `owner` with a name in every line (csv).",
-        )
-    counts = Counter(owner[: arrays.train_size if training else None].tolist())
-    return sum(count >= least for count in counts.values())
-
-
 def _by(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
 
@@ -214,6 +196,7 @@ def _own(source: Source, text: str, root: Path, progress: Progress | None) -> Da
     if not text:
         raise UserError(f"'{source.name}:' needs a path.", f"For example {source.name}:path/to/data.")
     path = Path(text).expanduser().absolute()
+    path = path.resolve() if ".." in path.parts else path
     _must_exist(source, path)
     return DataSpec(name=source.name, path=str(path), content=source.content(path, root, progress))
 

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import TypeVar
 from zipfile import BadZipFile
 
+import numpy as np
 from filelock import FileLock
 
+from pflbench.data.base import Arrays
 from pflbench.errors import UserError
 
 T = TypeVar("T")
@@ -48,6 +50,24 @@ def remembered(root: Path, name: str, compute: Callable[[], str]) -> str:
         return cached(root, name, Path.read_text, lambda path: path.write_text(compute()))
     except Unwritable:
         return compute()
+
+
+def arrays(root: Path, name: str, make: Callable[[], Arrays]) -> Arrays:
+    """The arrays that `make` gives, kept in the file `name`; token ids as int32."""
+
+    def build(path: Path) -> None:
+        held = {field: value for field, value in vars(make()).items() if value is not None}
+        held["x"] = held["x"].astype(np.int32) if "vocabulary" in held else held["x"]
+        with path.open("wb") as file:
+            np.savez(file, **held)
+
+    def load(path: Path) -> Arrays:
+        with np.load(path, allow_pickle=False) as z:
+            vocabulary, train_size = (int(z[field]) if field in z else None for field in ("vocabulary", "train_size"))
+            x = z["x"] if vocabulary is None else z["x"].astype(np.int64)
+            return Arrays(x, z["y"], tuple(map(str, z["classes"])), vocabulary, train_size, z.get("owner"))
+
+    return cached(root, name, load, build)
 
 
 class Unwritable(UserError):

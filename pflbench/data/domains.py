@@ -13,7 +13,7 @@ import numpy as np
 from pflbench.data import images, npz
 from pflbench.data.base import Progress, Source
 from pflbench.data.folder import SPLITS, class_files, folders
-from pflbench.data.images import Listing
+from pflbench.data.images import Listing, is_image
 from pflbench.errors import UserError
 
 SIZE, LARGEST = 32, 1024  # pixels
@@ -27,15 +27,16 @@ def split(path: Path) -> tuple[Path, int]:
         return path, SIZE
     if not 1 <= int(size) <= LARGEST:
         raise UserError(f"{path}: images cannot be scaled to {size} pixels.", f"Expected 1 to {LARGEST}.")
-    return path.with_name(name), int(size)
+    return path.parent / name, int(size)
 
 
 def listing(path: Path) -> Listing:
-    """All images, with their domains as owners. Raises UserError for another layout."""
+    """All images, with their domains as owners; folders without images are left out. Raises UserError for another layout."""
     folder, size = split(path)
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder.", HINT)
-    found = {domain: class_files(folder, domain) for domain in sorted(folders(folder))}
+    held = {domain: class_files(folder, domain) for domain in sorted(folders(folder))}
+    found = {name: of for name, of in held.items() if of or any(is_image(file.name) for file in (folder / name).rglob("*"))}
     if parts := [name for name in found if name in SPLITS]:
         raise UserError(f"{folder / parts[0]} has the name of a training or test part, not of a domain.", HINT)
     if empty := [name for name, files in found.items() if not files]:

@@ -6,7 +6,6 @@ floating point is taken as is.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +35,12 @@ def checked(
 
 def owners(place: str, owner: npt.NDArray[Any] | None, samples: int) -> npt.NDArray[Any] | None:
     """The owner of each sample. Raises UserError unless there is one number or name for each."""
-    if owner is not None and not _names_owners(owner, samples):
-        raise UserError(f"{place}: owner is {owner.dtype} with the shape {owner.shape}.", "Expected a number or name per sample.")
+    if owner is not None and (owner.shape != (samples,) or owner.dtype.kind not in "iuU"):
+        raise UserError(
+            f"{place}: owner is {owner.dtype} with the shape {owner.shape}.",
+            f"Expected an integer or a name for each of {samples} samples.",
+        )
     return owner
-
-
-def _names_owners(owner: npt.NDArray[Any], samples: int) -> bool:
-    return owner.shape == (samples,) and owner.dtype.kind in "iuU"
 
 
 def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -50,10 +48,7 @@ def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
     require_regular(path)
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in ("x", "y", "classes") if name in file}
-            if "owner" in file:
-                with suppress(ValueError):  # of an array of objects
-                    arrays["owner"] = np.asarray(file["owner"])
+            arrays = {name: file[name] for name in ("x", "y", "classes", "owner") if name in file}
             held = ", ".join(sorted(file)) or "nothing"
     except MemoryError as e:
         raise UserError(f"{path} does not fit into memory: {e}.", "Make it smaller, or use a machine with more memory.") from e
@@ -112,10 +107,7 @@ def defaults_of(shape: tuple[int, ...]) -> Defaults:
 
 def _load(path: Path) -> Arrays:
     arrays = _read(path)
-    owner = arrays.get("owner")
-    if owner is not None and not _names_owners(owner, len(arrays["y"])):
-        owner = None  # an array of this name may mean anything, and only the partition `natural` needs owners
-    return checked(str(path), arrays["x"], arrays["y"], arrays.get("classes"), owner)
+    return checked(str(path), arrays["x"], arrays["y"], arrays.get("classes"), arrays.get("owner"))
 
 
 NPZ = Source(

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pflbench.data import cache
 from pflbench.data.base import Arrays, Defaults, Progress
-from pflbench.data.cache import cached
 
 LENGTH = 200
 REPORT = 2000  # texts between two calls of progress
@@ -29,8 +29,8 @@ def tokenize(text: str) -> list[str]:
     return tokens
 
 
-def encode(texts: Sequence[str], progress: Progress | None = None) -> tuple[npt.NDArray[np.int32], int]:
-    """Token ids int32 [n, 200], cut or padded with 0, and the size of the vocabulary over all these texts.
+def encode(texts: Sequence[str], progress: Progress | None = None) -> tuple[npt.NDArray[np.int64], int]:
+    """Token ids [n, 200], cut or padded with 0, and the size of the vocabulary over all these texts.
 
     Id 0 is <unk>; the others are by descending frequency, ties alphabetical.
     """
@@ -42,7 +42,7 @@ def encode(texts: Sequence[str], progress: Progress | None = None) -> tuple[npt.
         if progress and (i % REPORT == 0 or i == len(texts)):
             progress("tokenising texts", i, len(texts))
     index = dict(Vocab(Counter(chain.from_iterable(tokens)), specials=["<unk>"]).stoi)
-    ids = np.zeros((len(texts), LENGTH), np.int32)
+    ids = np.zeros((len(texts), LENGTH), np.int64)
     for row, words in zip(ids, tokens, strict=True):
         cut = words[:LENGTH]
         row[: len(cut)] = [index[word] for word in cut]
@@ -63,20 +63,9 @@ class Labelled:
 def load(root: Path, key: str, read: Callable[[], Labelled], progress: Progress | None) -> Arrays:
     """The texts that `read` gives, encoded. `key`, a hash of the files behind them, names the cache."""
 
-    def build(path: Path) -> None:
+    def encoded() -> Arrays:
         held = read()
         ids, size = encode(held.texts, progress)
-        train_size = np.array([] if held.train_size is None else [held.train_size], np.int64)
-        with path.open("wb") as file:
-            parts: dict[str, Any] = {"classes": np.array(held.classes), "vocabulary": np.array(size), "train_size": train_size}
-            parts |= {} if held.owner is None else {"owner": held.owner}
-            np.savez(file, x=ids, y=held.y, **parts)
+        return Arrays(ids, held.y, held.classes, size, held.train_size, held.owner)
 
-    def from_cache(path: Path) -> Arrays:
-        with np.load(path, allow_pickle=False) as z:
-            train_size = next(map(int, z["train_size"]), None)
-            owner = z.get("owner")
-            return Arrays(z["x"].astype(np.int64), z["y"], tuple(map(str, z["classes"])), int(z["vocabulary"]), train_size, owner)
-
-    # Files `.text.npz` are those of a version that knew no owners.
-    return cached(root, f"{key[:32]}.text2.npz", from_cache, build)
+    return cache.arrays(root, f"{key[:32]}.text3.npz", encoded)

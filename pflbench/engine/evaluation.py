@@ -82,7 +82,7 @@ def logits(fed: Federation, models: Tensor, S: Tensor, which: str = "model") -> 
     clients, request = _test(fed, models, S, which)
     if not len(clients):
         return {}
-    found = fed.executor.do(replace(request, scores=True)).scores.numpy()
+    found = fed.executor.do(replace(request, logits=True)).logits.numpy()
     return {int(c): rows[: len(fed.test_indices[c])] for c, rows in zip(clients, found, strict=True)}
 
 
@@ -152,15 +152,15 @@ def losses(
     return (summed.view(len(S), 2) / torch.tensor(weights, device=fed.device).view(len(S), 2)).sum(dim=1).to(fed.dtype)
 
 
-def class_means(fed: Federation, models: Tensor, S: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+def class_means(fed: Federation, models: Tensor, S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of the features that models [c, P] give to each client's training samples, in evaluation mode, by class.
 
     Returns their means [c, K, h], the means of their squared norms [c, K] and the numbers of samples [c, K]; 0 for a class
     without samples.
     """
     plan = Plan.through((fed.train_indices[c] for c in S.tolist()), EVALUATION_BATCH)
-    found = fed.executor.do(SumByClass(plan, models, fed.buffers_of("model")[S], classes))
-    counts = fed.class_counts(S, classes)
+    found = fed.executor.do(SumByClass(plan, models, fed.buffers_of("model")[S]))
+    counts = fed.class_counts(S)
     at_least_one = counts.clamp(min=1)
     means = found / at_least_one.unsqueeze(-1)
     return means[..., :-1], means[..., -1], counts

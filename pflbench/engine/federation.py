@@ -237,10 +237,10 @@ class Federation:
             sizes.append(size)
         return Plan(tuple(orders), tuple(sizes))
 
-    def class_counts(self, S: Tensor, classes: int) -> Tensor:
+    def class_counts(self, S: Tensor) -> Tensor:
         """Training samples of each class, [c, K]."""
         assert self.labels is not None, "a federation of a run has labels"
-        counts = [np.bincount(self.labels[self.train_indices[i]], minlength=classes) for i in S.tolist()]
+        counts = [np.bincount(self.labels[self.train_indices[i]], minlength=self.flat.classes) for i in S.tolist()]
         return torch.from_numpy(np.array(counts)).to(self.device, self.dtype)
 
     def subset(self, S: Tensor, percent: float, contiguous: bool = False) -> list[np.ndarray]:

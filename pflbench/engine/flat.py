@@ -121,6 +121,11 @@ class Flat:
         return self.columns([str(self.module.head)])
 
     @property
+    def classes(self) -> int:
+        """K: the head's outputs."""
+        return self.within(self.head)[0].shape[0]
+
+    @property
     def width(self) -> int:
         """h: numbers that the head takes for a sample (methods.md 0.3)."""
         return self.within(self.head)[0].shape[-1]

@@ -270,7 +270,7 @@ class LoopExecutor(requests.BaseExecutor):
         return requests.HeadOnFeatures(LoopExecutor(self.flat.head_alone(), samples, self.workers, self.loss), plan.positions())
 
     def _class_sums(self, request: requests.SumByClass) -> Tensor:
-        found = request.models.new_zeros(len(request.plan), request.classes, self.flat.width + 1)
+        found = request.models.new_zeros(len(request.plan), self.flat.classes, self.flat.width + 1)
 
         def task(worker: Worker, i: int) -> None:
             worker.load(request.models[i], request.buffers[i])
@@ -278,7 +278,7 @@ class LoopExecutor(requests.BaseExecutor):
             below: Any = worker.module.features
             for index in worker.batches(request.plan, i):
                 x, y = worker.batch(index)
-                found[i] += requests.by_class(below(x), y, request.classes)
+                found[i] += requests.by_class(below(x), y, self.flat.classes)
 
         self._each(request.plan, task)
         return found
@@ -287,7 +287,7 @@ class LoopExecutor(requests.BaseExecutor):
         plan, model_of = request.plan, request.model_of
         correct = torch.zeros(len(plan), dtype=torch.int64, device=self.device)
         loss = torch.zeros(len(plan), dtype=torch.float64, device=self.device)
-        scores: dict[int, Tensor] = {}
+        logits_of: dict[int, Tensor] = {}
         loaded: dict[Worker, int] = {}
 
         def task(worker: Worker, i: int) -> None:
@@ -303,10 +303,10 @@ class LoopExecutor(requests.BaseExecutor):
                 logits = worker.module(x, *(values[j] for values in further))
                 correct[i] += (logits.argmax(-1) == y).sum()
                 loss[i] += self.loss(logits, y).to(torch.float64) * len(y)
-                if request.scores:
+                if request.logits:
                     mine.append(logits.cpu())
             if mine:
-                scores[i] = torch.cat(mine)
+                logits_of[i] = torch.cat(mine)
 
         self._each(plan, task)
-        return requests.Evaluated.of(correct, loss, scores)
+        return requests.Evaluated.of(correct, loss, logits_of)

@@ -104,18 +104,18 @@ class Evaluated:
 
     correct: Tensor  # [C], number of right predictions (int64)
     loss: Tensor  # [C], summed over the samples (float64)
-    scores: Tensor  # [C, longest, K], on the CPU: the logits of each sample, if they were asked for; else [C, 0]
+    logits: Tensor  # [C, longest, K], on the CPU: of each sample, if they were asked for; else [C, 0]
 
     @classmethod
     def of(cls, correct: Tensor, loss: Tensor, logits: Mapping[int, Tensor]) -> Evaluated:
         """logits: of clients by position, [samples, K] on the CPU; none if they were not asked for."""
-        scores = torch.empty(len(correct), 0)
+        padded = torch.empty(len(correct), 0)
         if logits:
             first = next(iter(logits.values()))
-            scores = first.new_zeros(len(correct), max(map(len, logits.values())), first.shape[1])
+            padded = first.new_zeros(len(correct), max(map(len, logits.values())), first.shape[1])
         for client, rows in logits.items():
-            scores[client, : len(rows)] = rows
-        return cls(correct, loss, scores)
+            padded[client, : len(rows)] = rows
+        return cls(correct, loss, padded)
 
 
 # Marks fields that have one row per client, so that packed runs can concatenate them (engine.packed).
@@ -189,7 +189,6 @@ class SumByClass(Request[Tensor]):
 
     models: Tensor = field(metadata=PER_CLIENT)  # [C, P]
     buffers: Tensor = field(metadata=PER_CLIENT)  # [C, B], BatchNorm's
-    classes: int = 0  # K
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,7 +202,7 @@ class Evaluate(Request[Evaluated]):
     buffers: Tensor = field(metadata=PER_CLIENT)  # [M, B], BatchNorm's
     # [M], number of clients of each model (int64, on the CPU); None: 1
     shared_by: Tensor | None = field(default=None, metadata=PER_CLIENT)
-    scores: bool = False  # whether to return the logits, too
+    logits: bool = False  # whether to return them, too
     # For each client a further argument of the module, [samples, ...], made only when the client is tested: it may be large.
     per_sample: Sequence[Callable[[], Tensor]] = field(default=(), metadata=PER_SAMPLE)
 

@@ -65,12 +65,16 @@ PRESETS = ("fedala2022", "heurfedamp2021", "pfllib2025")
 """Named sets of hyperparameters, each switching `Method.presets` (methods.md 0.6, 1.9)."""
 
 
+_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+
+
 @dataclass(frozen=True)
 class Hyper:
-    """One hyperparameter: its type in words, default (the FedALA paper's value), description, and the paper's search range."""
+    """One hyperparameter: type and limits in words, default (the FedALA paper's value), description, the paper's search range."""
 
     name: str
     type: str
+    limits: str
     default: Value
     help: str
     search: tuple[Value, ...]
@@ -130,7 +134,9 @@ def hyperparameters(name: str) -> tuple[Hyper, ...]:
     """The method's hyperparameters in the order of its class; for "x+ala" those of x, then those of ALA."""
     decided = _decided(name)
     fields = {n: f for cls in _classes(name) for n, f in cls.__pydantic_fields__.items() if n not in decided}
-    return tuple(Hyper(n, _in_words(f.annotation), f.default, f.description or "", _search(f)) for n, f in fields.items())
+    return tuple(
+        Hyper(n, _in_words(f.annotation), _limits(f), f.default, f.description or "", _search(f)) for n, f in fields.items()
+    )
 
 
 def make(spec: MethodSpec) -> Method:
@@ -210,6 +216,15 @@ def _in_words(kind: Any) -> str:
     if get_origin(kind) in (Union, UnionType):
         return " | ".join(_in_words(part) for part in get_args(kind))
     return getattr(kind, "__name__", str(kind))
+
+
+def _limits(field: Any) -> str:
+    """Also those of one type of several, as of `Count | Literal["all"]`."""
+    of_types = [more for kind in get_args(field.annotation) for more in getattr(kind, "__metadata__", ())]
+    limits = [limit for part in (field, *of_types) for limit in part.metadata]
+    return ", ".join(
+        f"{sign} {getattr(limit, name)}" for limit in limits for name, sign in _SIGNS.items() if hasattr(limit, name)
+    )
 
 
 def _search(field: Any) -> tuple[Value, ...]:

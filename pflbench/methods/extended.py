@@ -35,7 +35,7 @@ class ExtendedModel(nn.Module):
         self.classes, self.width = top.out_features, top.in_features
 
     @property
-    def top(self) -> nn.Linear:
+    def classifier(self) -> nn.Linear:
         """The model's head."""
         found: nn.Linear = self.get_submodule(self.head)  # type: ignore[assignment]
         return found
@@ -47,7 +47,7 @@ class ExtendedModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """What tests take as logits, [b, K]."""
-        logits: Tensor = self.top(self.features(x))
+        logits: Tensor = self.classifier(self.features(x))
         return logits
 
 
@@ -66,7 +66,7 @@ class ClassTargets(ExtendedModel):
 
     def outputs(self, x: Tensor) -> Targeted:
         z = self.features(x)
-        return Targeted(self.top(z), z, self.targets.value)
+        return Targeted(self.classifier(z), z, self.targets.value)
 
 
 class Values(nn.Module):

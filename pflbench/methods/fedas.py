@@ -73,8 +73,8 @@ class FedAS(Method):
     def receive(self, fed: Federation, s: FedASState, S: Tensor) -> FedASState:
         """The features' means are those of the client's own model; BatchNorm's new statistics are thrown away."""
         base, targets = self.shared(fed), fed.flat.columns(["targets"])
-        classes, start_S = fed.flat.within(targets)[0].shape[0], s.theta[S]
-        start_S[:, targets] = fed.class_means(start_S, S, classes)[0].flatten(1)
+        start_S = s.theta[S]
+        start_S[:, targets] = fed.class_means(start_S, S)[0].flatten(1)
         start_S[:, base] = fed.send(s.base, S)
         plan = fed.batches(S, self.align_epochs, purpose="batches/align", batch_size=self.align_batch)
         with fed.inner_loop(S, plan, start_S, columns=base) as loop:

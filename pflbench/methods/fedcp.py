@@ -40,7 +40,7 @@ class SplitFeatures(ExtendedModel):
         super().__init__(net)
         h = self.width
         self.policy = nn.Sequential(nn.Linear(h, 2 * h), nn.LayerNorm(2 * h), nn.ReLU())
-        self.global_head = copy.deepcopy(self.top)
+        self.global_head = copy.deepcopy(self.classifier)
         self.context = Values(h)
         self.tau = tau
         self.test_noise = partial(gumbel, width=h) if test_noise else None
@@ -54,7 +54,7 @@ class SplitFeatures(ExtendedModel):
     def split(self, z: Tensor, noise: Tensor | None) -> Tensor:
         """The sum of both heads' logits, each of its share of the features."""
         personal, common = self.shares(z, noise).unbind(dim=1)
-        logits: Tensor = self.top(z * personal) + self.global_head(z * common)
+        logits: Tensor = self.classifier(z * personal) + self.global_head(z * common)
         return logits
 
     def outputs(self, x: Tensor, noise: Tensor | None = None) -> Output:

@@ -32,10 +32,10 @@ class WithOffset(ExtendedModel):
 
     def outputs(self, x: Tensor) -> Biased:
         z = self.features(x)
-        return Biased(self.top(z + self.offset.value), z, self.mean.value, self.consensus.value)
+        return Biased(self.classifier(z + self.offset.value), z, self.mean.value, self.consensus.value)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.top(self.features(x) + self.offset.value)
+        logits: Tensor = self.classifier(self.features(x) + self.offset.value)
         return logits
 
 

@@ -106,18 +106,18 @@ class FedPAC(Method):
         return replace(s, theta=put(s.theta, S, torch.cat([fed.rows(base, S), own_S], dim=1)))
 
     def update(self, fed: Federation, s: FedPACState, S: Tensor) -> FedPACState:
-        base, head, K = self.shared(fed), fed.flat.head, len(s.known)
-        means, squares, counts = fed.class_means(s.theta[S], S, K)
+        base, head = self.shared(fed), fed.flat.head
+        means, squares, counts = fed.class_means(s.theta[S], S)
         n_S = fed.n[S]
         shares = counts / n_S.unsqueeze(1)
         H = (shares.unsqueeze(-1) * means).flatten(1)
         V = ((shares * squares).sum(1) - H.square().sum(1)).clamp(min=0) / n_S
 
         theta_S = self.train(fed, s, S, means)
-        means = fed.class_means(theta_S, S, K)[0]
+        means = fed.class_means(theta_S, S)[0]
         fed.require_finite(torch.cat([H, V.unsqueeze(1), means.flatten(1)], dim=1), S, "upload")
         base_S = fed.collect(theta_S[:, base], S)
-        heads_S = fed.collect(theta_S[:, head], S, scalars=2 * s.prototypes.numel() + K + 1)
+        heads_S = fed.collect(theta_S[:, head], S, scalars=2 * s.prototypes.numel() + fed.flat.classes + 1)
 
         theta_S[:, head] = head_weights(H, V, self.min_weight) @ heads_S
         counted = counts if self.prototypes == "weighted" else (counts > 0).to(counts)

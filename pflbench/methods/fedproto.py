@@ -38,13 +38,13 @@ class WithPrototypes(ExtendedModel):
 
     def outputs(self, x: Tensor) -> Seen:
         z = self.features(x)
-        return Seen(self.top(z), z, self.sums.value, self.prototypes.value, self.known.value)
+        return Seen(self.classifier(z), z, self.sums.value, self.prototypes.value, self.known.value)
 
     def forward(self, x: Tensor) -> Tensor:
         z, known = self.features(x), self.known.value
         near = -(z.unsqueeze(-2) - self.prototypes.value).square().mean(-1)
         far = near.amin(-1, keepdim=True) - FARTHER
-        return torch.where(known.any(), near.where(known > 0, far), self.top(z))
+        return torch.where(known.any(), near.where(known > 0, far), self.classifier(z))
 
 
 def towards_prototypes(loss: Loss, labels: Tensor, own: Seen, *, lam: float) -> Tensor:
@@ -92,15 +92,14 @@ class FedProto(Method):
         return slice(0, 0)
 
     def init(self, fed: Federation) -> FedProtoState:
-        module: Any = fed.flat.module
         first = fed.initial()
-        return FedProtoState(first.new_zeros(module.classes, module.width + 1), fed.everyone(first))
+        return FedProtoState(first.new_zeros(fed.flat.classes, fed.flat.width + 1), fed.everyone(first))
 
     def receive(self, fed: Federation, s: FedProtoState, S: Tensor) -> FedProtoState:
         C, known_S = s.prototypes[:, :-1], s.prototypes[:, -1].expand(len(S), -1)
         fed.send(C[:0].flatten(), S, scalars=int(s.prototypes[:, -1].sum()) * C.shape[1])
         if self.classes == "own":
-            known_S = known_S * (fed.class_counts(S, len(C)) > 0)
+            known_S = known_S * (fed.class_counts(S) > 0)
         own_S = s.theta[S, : fed.flat.columns(["prototypes"]).start]
         theta_S = torch.cat([own_S, C.flatten().expand(len(S), -1), known_S], dim=1)
         return FedProtoState(s.prototypes, put(s.theta, S, theta_S))
@@ -115,23 +114,22 @@ class FedProto(Method):
 
     def of_clients(self, fed: Federation, theta_S: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
         """Each client's mean features of each class [c, K, h], uploaded, and whether it has any [c, K]."""
-        module: Any = fed.flat.module
         if self.prototypes == "after":
-            means, _, counts = fed.class_means(theta_S, S, module.classes)
+            means, _, counts = fed.class_means(theta_S, S)
         else:
-            sums = theta_S[:, fed.flat.columns(["sums"])].view(len(S), module.classes, -1)
+            sums = theta_S[:, fed.flat.columns(["sums"])].view(len(S), fed.flat.classes, -1)
             counts = sums[..., -1]
             means = sums[..., :-1] / counts.clamp(min=1).unsqueeze(-1)
         known = counts > 0
         fed.require_finite(means, S, "upload")
-        fed.collect(theta_S[:, :0], S, scalars=module.width * known.sum(1).cpu().numpy())
+        fed.collect(theta_S[:, :0], S, scalars=fed.flat.width * known.sum(1).cpu().numpy())
         return means, known
 
     def aggregate(self, fed: Federation, before: Tensor, S: Tensor, means: Tensor, known: Tensor) -> Tensor:
         """The global prototypes, [K, h + 1]: the mean over the clients that sent one."""
         weights = known.to(means)
         if self.weights == "samples":
-            weights = weights * fed.class_counts(S, len(before))
+            weights = weights * fed.class_counts(S)
         total = weights.sum(0).unsqueeze(-1)
         some = total > 0
         C = (weights.unsqueeze(-1) * means).sum(0) / total.where(some, 1)

@@ -29,17 +29,17 @@ class TwoHeads(ExtendedModel):
 
     def __init__(self, net: Any) -> None:
         super().__init__(net)
-        self.personal = copy.deepcopy(self.top)
+        self.personal = copy.deepcopy(self.classifier)
         self.prior = Values(self.classes)
 
     def outputs(self, x: Tensor) -> Logits:
         z = self.features(x)
-        o = self.top(z)
+        o = self.classifier(z)
         return Logits(o, o.detach() + self.personal(z.detach()), self.prior.value)
 
     def forward(self, x: Tensor) -> Tensor:
         z = self.features(x)
-        logits: Tensor = self.top(z) + self.personal(z)
+        logits: Tensor = self.classifier(z) + self.personal(z)
         return logits
 
 
@@ -88,14 +88,14 @@ class FedRoD(Method):
 
     def update(self, fed: Federation, s: FedRoDState, S: Tensor) -> FedRoDState:
         prior, theta_S = fed.flat.columns(["prior"]), s.theta[S]
-        theta_S[:, prior] = self.priors(fed, S, prior.stop - prior.start)
+        theta_S[:, prior] = self.priors(fed, S)
         theta_S = fed.sgd(theta_S, S, columns=slice(0, prior.start), objective=both_losses)
         w = fed.mean(fed.collect(theta_S[:, self.shared(fed)], S), S, self.aggregation)
         return FedRoDState(w, put(s.theta, S, theta_S))
 
-    def priors(self, fed: Federation, S: Tensor, classes: int) -> Tensor:
+    def priors(self, fed: Federation, S: Tensor) -> Tensor:
         """gamma log n_ik, [c, K]. With gamma = 0 classes without samples count, too."""
-        counts = fed.class_counts(S, classes)
+        counts = fed.class_counts(S)
         return torch.where((counts > 0) | (self.gamma == 0), self.gamma * counts.clamp(min=1).log(), ABSENT)
 
     def deployed(self, s: FedRoDState) -> Tensor:

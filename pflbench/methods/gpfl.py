@@ -52,10 +52,10 @@ class GuidedNet(ExtendedModel):
         z = self.features(x)
         generic = self.cov(z, self.generic.value)
         cosines = F.normalize(generic, dim=-1) @ F.normalize(self.gce.value, dim=-1).mT
-        return Guided(self.top(self.cov(z, self.personal.value)), cosines, generic, self.anchors.value)
+        return Guided(self.classifier(self.cov(z, self.personal.value)), cosines, generic, self.anchors.value)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.top(self.cov(self.features(x), self.personal.value))
+        logits: Tensor = self.classifier(self.cov(self.features(x), self.personal.value))
         return logits
 
 
@@ -128,8 +128,7 @@ class GPFL(Method):
 
 def means(fed: Federation, rows: Tensor, S: Tensor) -> Tensor:
     """Conditions from the rows' class embeddings, [c, 2h]: their means by the client's class counts, and over all classes."""
-    gce, personal = fed.flat.columns(["gce"]), fed.flat.columns(["personal"])
-    embeddings = rows[:, gce].reshape(len(rows), -1, personal.stop - personal.start)
-    counts = fed.class_counts(S, embeddings.shape[1]).unsqueeze(2)
+    embeddings = rows[:, fed.flat.columns(["gce"])].reshape(len(rows), -1, fed.flat.width)
+    counts = fed.class_counts(S).unsqueeze(2)
     by_counts = (counts * embeddings).sum(dim=1) / counts.sum(dim=1).clamp(min=1)
     return torch.cat([by_counts, embeddings.mean(dim=1)], dim=1)

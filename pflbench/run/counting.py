@@ -167,7 +167,7 @@ class Counter(BaseExecutor):
         self._read(plan.order, slice(0, self.flat.head.start), request.models.itemsize)
         for order in plan.order:
             self._visit(order)
-        return request.models.new_zeros(len(plan), request.classes, features.shape[-1] + 1)
+        return request.models.new_zeros(len(plan), self.flat.classes, features.shape[-1] + 1)
 
     def _evaluate(self, request: Evaluate) -> Evaluated:
         plan, model_of = request.plan, request.model_of

@@ -28,7 +28,7 @@ class Execution:
     convolution: Literal["auto", "groups", "search", "unfold"] = "auto"  # batched on a GPU: engine.batched.convolutions
     deterministic: bool = False  # on a GPU: the same bits each time, or an error; a CPU always gives them
     save_artifacts_every: int = 0  # every so many rounds large arrays are kept as artifacts; 0: never
-    metrics_every: int = 0  # every so many rounds, and after the last, the measures of `run.measures` are computed; 0: never
+    metrics_every: int = 0  # every so many rounds, and after the last, the measures of `run.metrics` are computed; 0: never
     test_after_training: bool = False  # whether clients are tested after local training as well, as a second series
     follow: Follow | None = None  # the client whose models are kept for a trajectory
     checkpoint_every: float = 30.0  # seconds between checkpoints
@@ -56,6 +56,7 @@ class Execution:
 def checked(how: Execution) -> Execution:
     """Returns `how`. Raises UserError for choices that the executor or the device does not have."""
     place = str(find_device("auto")) if how.device == "auto" else how.device
+    _known(place)
     loop, cpu = how.engine_on(place) == "loop", place == "cpu"
     impossible = {
         f"--pack {how.pack} needs --engine batched": how.pack > 1 and loop,
@@ -82,16 +83,9 @@ def find_device(name: str) -> torch.device:
     """
     if name == "auto":
         name = devices.accelerator() or "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"Unknown device '{name}'.", VALID) from None
+    device = _known(name)
     if name == "cpu":
         return device
-    if device.type == "mps":
-        raise UserError("Apple's GPUs (mps) have no float64, in which losses and distances of models are summed.", VALID)
-    if device.type not in ("cuda", devices.accelerator()):
-        raise UserError(f"Device '{name}' is not supported.", VALID)
     if outdated := devices.outdated_driver():  # PyTorch may count the GPUs all the same
         raise UserError(f"Device '{name}' was asked for, but {outdated}.", f"{devices.UPDATE} --device cpu needs neither.")
     count = devices.of(device).device_count()
@@ -99,6 +93,19 @@ def find_device(name: str) -> torch.device:
         raise UserError(f"Device '{name}' was asked for, but PyTorch sees {count or 'no'} GPU{'s' if count > 1 else ''} here.",
                         "Use --device cpu, or install a CUDA build of PyTorch.")  # fmt: skip
     return torch.device(device.type, device.index or 0)
+
+
+def _known(name: str) -> torch.device:
+    """Raises UserError for devices of another kind; whether it is there is not asked."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"Unknown device '{name}'.", VALID) from None
+    if device.type == "mps":
+        raise UserError("Apple's GPUs (mps) have no float64, in which losses and distances of models are summed.", VALID)
+    if name != "cpu" and device.type not in ("cuda", devices.accelerator()):
+        raise UserError(f"Device '{name}' is not supported.", VALID)
+    return device
 
 
 def why_no_gpu(name: str) -> str:

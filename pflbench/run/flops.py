@@ -8,6 +8,7 @@ convolutions, which an FFT or Winograd's algorithm can undercut.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -64,9 +65,7 @@ class Costs:
         start, stop, _ = columns.indices(self.flat.size)
         key = start, stop, function_key(objective), references
         if key not in self._gradients:
-            one, two = (self._of_batch(x, columns, objective, references) for x in (self.x, torch.cat([self.x, self.x])))
-            sample = (two - one) / len(self.x)
-            self._gradients[key] = one - sample * len(self.x), sample
+            self._gradients[key] = self._split(lambda x: self._of_batch(x, columns, objective, references))
         return self._gradients[key]
 
     def _of_batch(self, x: Tensor, columns: slice, objective: Objective | None, references: int) -> int:
@@ -98,20 +97,25 @@ class Costs:
     @cached_property
     def test(self) -> tuple[float, float]:
         """Of the forward pass, of a batch and of each of its samples, as `gradient`."""
-        found = []
-        for x in (self.x, torch.cat([self.x, self.x])):
-            with torch.no_grad(), FlopCounterMode(display=False) as counted:
-                self.module(x)
-            found.append(counted.get_total_flops())
-        sample = (found[1] - found[0]) / len(self.x)
-        return found[0] - sample * len(self.x), sample
+        return self._split(lambda x: self._forward(x).get_total_flops())
 
     @cached_property
     def forward(self) -> dict[str, float]:
         """Of the forward pass, by submodule; "Global" is all."""
-        with torch.no_grad(), FlopCounterMode(display=False) as counted:
-            self.module(self.x)
-        return {name: sum(flops.values()) / len(self.x) for name, flops in counted.get_flop_counts().items()}
+        counted = self._forward(self.x).get_flop_counts()
+        return {name: sum(flops.values()) / len(self.x) for name, flops in counted.items()}
+
+    def _forward(self, x: Tensor) -> FlopCounterMode:
+        counted = FlopCounterMode(display=False)
+        with torch.no_grad(), counted:
+            self.module(x)
+        return counted
+
+    def _split(self, flops: Callable[[Tensor], int]) -> tuple[float, float]:
+        """FLOPs of a batch whatever its size, and of each of its samples, from those of two and of four samples."""
+        one, two = flops(self.x), flops(torch.cat([self.x, self.x]))
+        sample = (two - one) / len(self.x)
+        return one - sample * len(self.x), sample
 
 
 class Flops:
@@ -140,7 +144,7 @@ class Flops:
                 self._differentiate(pieces[part], request.columns, request.objective)
         elif isinstance(request, ExtractFeatures | SumByClass):
             features, flops = self.costs.head_input
-            sums = 2 * request.classes * (features.shape[-1] + 1) if isinstance(request, SumByClass) else 0
+            sums = 2 * self.costs.flat.classes * (features.shape[-1] + 1) if isinstance(request, SumByClass) else 0
             self.total += _samples(request.plan) * (flops + sums)
         elif isinstance(request, Evaluate):
             of_batch, of_sample = self.costs.test

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from pflbench import data, methods, models
 from pflbench.errors import UserError, unknown, why
 from pflbench.methods.cards import SUFFIX
-from pflbench.partition.natural import LEAST
+from pflbench.partition import natural
 from pflbench.partition.pfllib import describe, sample_shape
 from pflbench.run.canonical import canonical
 from pflbench.spec import (
@@ -197,7 +197,7 @@ def _places(wanted: RunOptions, parsed: Parsed) -> list[tuple[DataSpec, Partitio
     """Data and partition of each dataset. A PFLlib folder contains its data: -d then only names the dataset."""
     scheme, _, path = (wanted.partition or "dirichlet").partition(":")
     if scheme not in SCHEMES:
-        raise unknown("partition", scheme, SCHEMES)
+        raise unknown("partition", scheme, [*_CLASSES, "pfllib:PATH"])
     for option in (name for options in SCHEMES.values() for name in options):
         if getattr(wanted, option) is not None and option not in SCHEMES[scheme]:
             owners = " and ".join(name for name, options in SCHEMES.items() if option in options)
@@ -242,8 +242,9 @@ def _partition(wanted: RunOptions, scheme: str, dataset: DataSpec) -> PartitionS
     }
     given = _given(wanted, SCHEMES[scheme])
     if scheme == "natural" and "clients" not in given:
-        found = data.owners(dataset, wanted.data_dir, wanted.min_samples or LEAST, bool(wanted.central_test))
-        own["natural"] = {"clients": max(1, found)}  # where none has enough, the partition says so
+        arrays = data.load(dataset, wanted.data_dir)
+        owner = arrays.owner if arrays.owner is None or not wanted.central_test else arrays.owner[: arrays.train_size]
+        own["natural"] = {"clients": len(natural.owners(owner, wanted.min_samples)[1])}
     if "group_sizes" in given:
         given["group_sizes"] = given["group_sizes"].split(",")
     made: PartitionSpec = _make(_CLASSES[scheme], {"clients": defaults.clients, **own.get(scheme, {}), **given}, SCHEMES[scheme])

@@ -22,7 +22,7 @@ from pflbench.run.arithmetic import exact_arithmetic, memory_errors
 from pflbench.run.checkpoint import Checkpoints, Snapshot, owner
 from pflbench.run.execution import Execution, find_device
 from pflbench.run.federation_data import FederationData, load_federation_data
-from pflbench.run.measures import measure
+from pflbench.run.metrics import measure
 from pflbench.run.new_clients import tested as tested_new
 from pflbench.run.places import name_of, place_of
 from pflbench.run.prepared import Prepared, prepare

@@ -15,7 +15,10 @@ def kept(path: str, database: URL) -> str:
     """The path as "./..." if it lies in the database's folder, as "~/..." if it lies in the home, else as it is."""
     for start, before in ((_folder(database), "./"), (Path.home(), "~/")):
         if start is not None and Path(path).is_relative_to(start):
-            return f"{before}{Path(path).relative_to(start)}"
+            itself = before == "./" and Path(path) == start
+            return (
+                f"{before}../{start.name}" if itself else f"{before}{Path(path).relative_to(start)}"
+            )  # tables show the last part
     return path
 
 

@@ -50,7 +50,7 @@ def read(path: Path) -> Study:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        hint = f"Name a YAML file. Of a sweep that is stored: pflbench sweep resume {path}"
+        hint = f"`sweep run` takes a YAML file; a stored sweep continues with `pflbench sweep resume {path}`."
         raise UserError(f"There is no file {path}.", hint) from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is no text in UTF-8.") from None

@@ -121,6 +121,7 @@ def test_a_run_on_a_cpu_does_without_pytorch_s_compiler(tmp_path: Path) -> None:
         ("--model cnn", "Models that fit this data: logreg, mlp"),
         ("--engine fast", "Valid: auto, batched, loop"),
         ("--device tpu", "Unknown device 'tpu'"),
+        ("--device mps --dry-run", "Apple's GPUs (mps) have no float64"),
         ("--device gpu:0", "Unknown device 'gpu:0'"),
         ("--device meta", "Device 'meta' is not supported"),
         ("--device mps", "Apple's GPUs (mps) have no float64"),

@@ -89,6 +89,7 @@ def test_other_layouts_are_refused(files: list[str], path: str, words: str, tmp_
 
 def test_a_run_with_a_client_for_each_domain(shell: Shell) -> None:
     put_domains(Path("office"))
+    Path("office", "pflbench.db.checkpoints").mkdir()
     done = shell("run", "-m", "fedavg", "-d", "domains:office@16", "-p", "natural", "--rounds", "2", "--quiet")
     assert done.code == 0, done.err
     assert "domains:office@16" in done.out

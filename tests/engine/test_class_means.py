@@ -25,7 +25,7 @@ def perturbed(fed):
 def test_class_means(engine, model):
     fed = federation(model, engine, n=N)
     S, models = torch.arange(4), perturbed(fed)
-    means, squares, counts = fed.class_means(models[S], S, CLASSES)
+    means, squares, counts = fed.class_means(models[S], S)
     module = fed.flat.module.double().eval()
     for i, client in enumerate(S.tolist()):
         x, y = federation(model, n=N).executor.samples.batch(torch.from_numpy(fed.train_indices[client]))
@@ -42,7 +42,7 @@ def test_class_means(engine, model):
 @pytest.mark.parametrize("engine", EXECUTORS)
 def test_nobody_has_samples(engine):
     fed = federation(engine=engine, n=N)
-    found = fed.class_means(perturbed(fed)[1:2], torch.tensor([1]), CLASSES)
+    found = fed.class_means(perturbed(fed)[1:2], torch.tensor([1]))
     assert [value.count_nonzero() for value in found] == [0, 0, 0]
 
 
@@ -51,7 +51,7 @@ def test_samples_of_one_client_do_no_harm_to_another(engine):
     """Not even the first sample of all, with which shorter rows are filled up."""
     fed = federation(engine=engine, n=N)
     fed.executor.samples.x[0] = torch.inf
-    means, squares, _ = fed.class_means(perturbed(fed), torch.arange(4), CLASSES)
+    means, squares, _ = fed.class_means(perturbed(fed), torch.arange(4))
     for found in (means.flatten(1), squares):
         assert found.isfinite().all(1).tolist() == [False, True, True, True]
 
@@ -59,11 +59,11 @@ def test_samples_of_one_client_do_no_harm_to_another(engine):
 def test_a_large_client_costs_the_others_nothing(monkeypatch):
     """Samples computed at once are limited, and a client that has no more of them is left out."""
     fed = federation(engine="batched", n=(300, *[5] * 9))
-    expected = fed.class_means(perturbed(fed), torch.arange(10), CLASSES)
+    expected = fed.class_means(perturbed(fed), torch.arange(10))
     monkeypatch.setattr("pflbench.engine.batched.batched_executor.EVALUATED_AT_ONCE", 100)
     seen = []
     on_call(monkeypatch, Samples, "batch", lambda _, index: seen.append(index.numel()))
-    found = fed.class_means(perturbed(fed), torch.arange(10), CLASSES)
+    found = fed.class_means(perturbed(fed), torch.arange(10))
     assert seen == [100, *[10] * 29]
     for a, b in zip(found, expected, strict=True):
         close(a, b)
@@ -74,7 +74,7 @@ def test_class_means_in_a_pack():
         return federation(engine="batched", n=(13, 8), seed=seed)
 
     def work(fed):
-        return fed.class_means(fed.everyone(fed.initial()), torch.arange(2), CLASSES)
+        return fed.class_means(fed.everyone(fed.initial()), torch.arange(2))
 
     for seed, found in enumerate(in_a_pack([make(0), make(1)], work)):
         for a, b in zip(found, work(make(seed)), strict=True):
@@ -90,7 +90,7 @@ class Counting(ExtendedModel):
 
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         z = self.features(x)
-        return self.top(z), z, self.sums.value
+        return self.classifier(z), z, self.sums.value
 
 
 def with_sums(loss, labels, own):

@@ -51,13 +51,13 @@ def test_nobody_has_test_data(engine):
 def test_a_client_without_samples_in_a_request(engine, of):
     fed = federation(engine=engine, n=N, tests=TESTS)
     rows, plan = perturbed(fed)[of], Plan.through((fed.test_indices[c] for c in of), 128)
-    found = fed.executor.do(Evaluate(plan, rows, fed.buffers_of("model")[of], scores=True))
+    found = fed.executor.do(Evaluate(plan, rows, fed.buffers_of("model")[of], logits=True))
     assert found.correct[of.index(1)] == found.loss[of.index(1)] == 0
-    assert found.scores.device.type == "cpu"
-    assert len(found.scores) == len(of)
+    assert found.logits.device.type == "cpu"
+    assert len(found.logits) == len(of)
     for i, c in enumerate(of):
         if c != 1:
-            close(found.scores[i, : TESTS[c]], expected(fed, "mlp", rows[i], c))
+            close(found.logits[i, : TESTS[c]], expected(fed, "mlp", rows[i], c))
 
 
 def test_logits_in_a_pack():

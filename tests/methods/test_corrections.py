@@ -120,6 +120,7 @@ def test_feddyn(name):
     near(first.w, [0.189, 0.378])
     near(-0.1 * first.drift, [[-0.0189, 0], [0, -0.0378]])
     near(-0.1 * first.mean_drift, [-0.00945, -0.0189])
+    near(first.w + second.drift - first.drift, [[0.3387069, 0.306558], [0.153279, 0.6774138]])
     near(second.w, [0.3974859, 0.7949718])
     near(-0.1 * second.drift[0], [-0.03387069, 0.0071442])
     near(third.w, [0.5820027463, 1.1640054926])

@@ -83,7 +83,7 @@ def test_another_head_and_noise():
     method = OnF2()
     fed = f2("loop", method)
     state, S = method.init(fed), torch.arange(2)
-    head = loaded(method, fed, state.theta[1]).top
+    head = loaded(method, fed, state.theta[1]).classifier
     fill(5, head.weight, head.bias)
     state.theta[1, fed.flat.head] = torch.cat([head.weight.flatten(), head.bias])
     row = method.receive(fed.at(1), state, S).theta[1]
@@ -101,7 +101,7 @@ def test_two_equal_heads_need_no_policy():
     """o = Wz + 2b."""
     net, x, noise = SplitFeatures(TwoLayers()).double(), torch.randn(4, 2).double(), torch.randn(4, 2, 3).double()
     net.context.value.fill_(1)
-    close(net(x, noise), net.top(net.features(x)) + net.top.bias)
+    close(net(x, noise), net.classifier(net.features(x)) + net.classifier.bias)
 
 
 @engines

@@ -87,7 +87,7 @@ def test_conditions(conditions):
     received, own = (rows[:, gce].view(4, 4, -1) for rows in (found.theta, updated.theta))
     for i in range(4):
         mine = own[i] if i in S and conditions == "own" else received[i]
-        counts = fed.class_counts(everyone, 4)[i]
+        counts = fed.class_counts(everyone)[i]
         close(found.theta[i, personal], counts @ mine / counts.sum())
         close(found.theta[i, generic], mine.mean(0))
 

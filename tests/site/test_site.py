@@ -428,6 +428,7 @@ def test_serve_command_refuses_what_it_cannot_show(shell: Shell, engine: Engine,
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert f"--port {int(port) + 1}" in shell.refused("serve", "--db", "results.db", "--port", port)
+    assert "No runs with method 'none'" in shell.refused("serve", "--db", "results.db", "-m", "none")
     assert "no database at" in shell.refused("serve", "--db", "none.db")
     assert "cannot be opened read-only" in shell.refused("serve", "--db", "sqlite://")
     old = db.head()

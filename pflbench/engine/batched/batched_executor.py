@@ -172,7 +172,7 @@ class BatchedExecutor(requests.BaseExecutor):
     @torch.no_grad()
     def _class_sums(self, request: requests.SumByClass) -> Tensor:
         below = self.gradients.features(training=False)
-        found = request.models.new_zeros(len(request.plan), request.classes, self.flat.width + 1)
+        found = request.models.new_zeros(len(request.plan), self.flat.classes, self.flat.width + 1)
         counts = np.array([len(samples) for samples in request.plan.order])
         order = np.argsort(-counts, kind="stable")
         own = requests.Evaluate(request.plan, request.models, request.buffers)
@@ -185,7 +185,7 @@ class BatchedExecutor(requests.BaseExecutor):
                 index = samples[:live, columns]
                 beyond = torch.arange(index.shape[1], device=self.device) >= lengths[:live, None] - columns.start
                 features = below(models[:live], buffers[:live], index).masked_fill(beyond.unsqueeze(-1), 0)
-                sums[:live] += requests.by_class(features, self.samples.y[index], request.classes)
+                sums[:live] += requests.by_class(features, self.samples.y[index], self.flat.classes)
             found[at] = sums
 
         self.chunks.each("evaluation", order[counts[order] > 0], self.device, sum_up, self.programs.forget)
@@ -197,20 +197,20 @@ class BatchedExecutor(requests.BaseExecutor):
         loss = torch.zeros(len(request.plan), dtype=torch.float64, device=self.device)
         counts = np.array([len(samples) for samples in request.plan.order])
         order = np.argsort(-counts, kind="stable")
-        scores: dict[int, Tensor] = {}
+        logits_of: dict[int, Tensor] = {}
 
         def test(clients: np.ndarray) -> None:
             at = torch.from_numpy(clients).to(self.device)
             layout = Layout.of(request, clients)
             further = [layout.by_sample([request.per_sample[client]() for client in clients])] if request.per_sample else []
             (correct[at], loss[at]), logits = self._tested(request, layout, further)
-            scores.update(zip(clients.tolist(), logits, strict=False))
+            logits_of.update(zip(clients.tolist(), logits, strict=False))
 
         self.chunks.each("evaluation", order[counts[order] > 0], self.device, test, self.programs.forget)
-        return requests.Evaluated.of(correct, loss, scores)
+        return requests.Evaluated.of(correct, loss, logits_of)
 
     def _tested(self, request: requests.Evaluate, layout: Layout, further: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Right predictions and summed losses of the clients of a layout; with `request.scores` each one's logits, on the CPU.
+        """Right predictions and summed losses of the clients of a layout; with `request.logits` each one's logits, on the CPU.
 
         further: arguments of the module, [M, longest, ...].
         """
@@ -226,7 +226,7 @@ class BatchedExecutor(requests.BaseExecutor):
             out = self.gradients.logits(live_params, live_buffers, x, *(values[:live, columns] for values in further))
             right[:live, columns] = out.argmax(-1) == y
             lost[:live, columns] = self.gradients.each(out.flatten(0, 1), y.flatten()).view_as(y).to(torch.float64)
-            if request.scores:
+            if request.logits:
                 parts.append(F.pad(out.cpu(), (0, 0, 0, 0, 0, len(right) - live)))
         rows = torch.cat(parts, dim=1).flatten(0, 1) if parts else right
         bounds = zip(layout.begins.tolist(), layout.counts.tolist(), strict=True) if parts else ()

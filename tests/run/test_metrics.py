@@ -7,7 +7,7 @@ import pytest
 from scipy.special import softmax
 from sklearn.metrics import balanced_accuracy_score, f1_score, recall_score, roc_auc_score
 
-from pflbench.run.measures import measures
+from pflbench.run.metrics import measures
 
 
 def test_of_all_classes_they_are_scikit_learns() -> None:
