@@ -16,6 +16,7 @@ from pflbench.report import statistics as stats
 from pflbench.report.arrangement import TEST_LABELS
 from pflbench.report.paper import PrintedValue
 from pflbench.report.tables.grid import CellText, Column
+from pflbench.report.tables.machines import ELSEWHERE, made_on
 from pflbench.store.rounds import by_client
 from pflbench.store.runs import Result, RoundRule
 
@@ -43,6 +44,8 @@ class Cell:
     differences: tuple[str, ...]
     used: int  # rounds that went into the value of a run, at least
     best: bool = False
+    made: tuple[str, ...] = ()  # of each run the machine and its load
+    elsewhere: bool = False  # whether seconds count, and a run was made on another machine than most of the setting
     interval: tuple[float, float] | None = None
     comparison: stats.Comparison | None = None
     clients: tuple[Mapping[int, float], ...] = ()  # of each run the accuracy by client, where the clients are compared
@@ -96,6 +99,7 @@ def make(
         paper=paper,
         differences=differences,
         used=min(run.used for run in runs),
+        made=tuple(map(made_on, runs)),
         interval=None if wanted.ci is None else stats.interval(values, wanted.ci),
     )
 
@@ -209,7 +213,7 @@ def ours(cell: Cell | None, with_n: bool) -> CellText:
     text = value(cell.mean, cell.std if cell.n > 1 else None)
     if cell.interval:
         text += f" [{cell.interval[0]:.2f}, {cell.interval[1]:.2f}]"
-    text += f" ({cell.n})" * with_n + f" {TEST_LABELS}" * cell.test_labels
+    text += f" ({cell.n})" * with_n + f" {TEST_LABELS}" * cell.test_labels + f" {ELSEWHERE}" * cell.elsewhere
     return CellText(text + " *" * cell.best, cell.best, cell.runs)
 
 
