@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar
@@ -16,31 +13,17 @@ from sqlalchemy import Engine
 
 from pflbench import models
 from pflbench.errors import NothingYet, UserError, unknown
-from pflbench.report import labels, style
+from pflbench.report import budgets, labels, style
 from pflbench.report.arrangement import TEST_LABELS, Arranged, Row, SharedSetting, arrange, short, titles
 from pflbench.store import arrays, runs
 from pflbench.store.measures import TITLES, by_measure
-from pflbench.store.runs import Budget, Measure, Result, RoundRule, RunScope
+from pflbench.store.runs import Result, RoundRule, RunScope
 from pflbench.store.schema import STATUSES
 
 T = TypeVar("T")
 BEST = RoundRule("best")
 TEST_LABELS_NOTE = f"{TEST_LABELS}: clients adapt on labelled test data, so this is no test."
 _FIRST_RUN = "Make some: pflbench run -m fedavg -m fedala -d digits"
-# Of a budget (methods.md 2.12): its unit in words, and the factors that may follow the number.
-_UNITS: dict[Measure, str] = {"flops": "FLOPs", "bytes": "bytes", "seconds": "seconds", "rounds": "rounds"}
-_FACTORS: dict[Measure, dict[str, int]] = {
-    "flops": labels.PREFIXES,
-    "bytes": labels.PREFIXES,
-    "seconds": {"": 1, "s": 1, "min": 60, "h": 3600},
-    "rounds": {"": 1},
-}
-_COUNTS: dict[Measure, str] = {
-    "flops": "the rounds of each run up to {} of reception and update, all clients together,",
-    "bytes": "the rounds of each run up to {}, sent and received by all clients together,",
-    "seconds": "the rounds of each run up to {} of reception and update",
-    "rounds": "the first {} of each run",
-}
 # The filters by what they are called in messages, and what a run answers to: the name in the database first, then others.
 _FIELDS: dict[str, tuple[str, Callable[[Result], tuple[object, ...]]]] = {
     "methods": ("method", lambda r: (r.method, labels.method_title(r.method, r.title))),
@@ -154,7 +137,7 @@ class Filters:
         arranged = arrange(counted)
         if any(row.test_labels for row in arranged.rows):
             notes.append(TEST_LABELS_NOTE)
-        return replace(arranged, notes=(*notes, *_budget_notes(arranged, rule.at)))
+        return replace(arranged, notes=(*notes, *budgets.notes(arranged, rule.at)))
 
     @property
     def _scope(self) -> RunScope:
@@ -334,9 +317,9 @@ def observed_titles(seen: Sequence[Observed], *, named: bool = False) -> list[st
 
 
 def parse(text: str, at: str | None = None) -> RoundRule:
-    """'best' | 'val' | 'last' | 'mean-last:K', K >= 1 evaluated rounds. at: as of `budget`. Raises UserError for others."""
+    """'best' | 'val' | 'last' | 'mean-last:K', K >= 1 evaluated rounds. at: see `budgets.parse`. Raises UserError for others."""
     if at is not None:
-        return replace(parse(text), at=budget(at))
+        return replace(parse(text), at=budgets.parse(at))
     if text == "best":
         return RoundRule("best")
     if text == "val":
@@ -352,32 +335,10 @@ def parse(text: str, at: str | None = None) -> RoundRule:
     )
 
 
-def budget(text: str) -> Budget:
-    """'flops=5T', 'bytes=200M', 'seconds=10min' or 'rounds=50'. Raises UserError for anything else."""
-    name, _, amount = text.partition("=")
-    measure = next((one for one in _UNITS if one == name), None)
-    parts = re.fullmatch(r"(\d+\.?\d*(?:e\+?\d{1,2})?)([A-Za-z]*)", amount, re.ASCII)
-    if measure and parts and parts[2] in _FACTORS[measure]:
-        number = Decimal(parts[1]) * _FACTORS[measure][parts[2]]
-        if number > 0 and (measure != "rounds" or number == int(number)):
-            return Budget(measure, float(number))
-    raise UserError(
-        f"--at {text}: expected flops=X, bytes=X, seconds=X or rounds=N.",
-        "X is above 0, of FLOPs and bytes with k, M, G, T or P, of seconds with s, min or h: flops=5T, seconds=10min, rounds=50.",
-    )
-
-
-def amount(of: Budget) -> str:
-    """'5T FLOPs', '600 seconds', '50 rounds'."""
-    name, factor = labels.prefix(of.amount) if of.measure in ("flops", "bytes") else ("", 1)
-    return f"{of.amount / factor:.12g}{name} {_UNITS[of.measure]}"
-
-
 def sentence(round_rule: RoundRule) -> str:
     """A table's notes about its rule for rounds; the best round is chosen on test data (methods.md 2.1)."""
     if at := round_rule.at:
-        spent = _COUNTS[at.measure].format(amount(at))
-        return f"{sentence(replace(round_rule, at=None))} Equal cost: only {spent} count."
+        return f"{sentence(replace(round_rule, at=None))} {budgets.sentence(at)}"
     if round_rule.rule == "best":
         return "Result of a run: its best round, chosen on the test data, which is optimistic."
     if round_rule.rule == "val":
@@ -390,31 +351,11 @@ def sentence(round_rule: RoundRule) -> str:
 def _lacking(rule: RoundRule) -> str:
     """What a run with accuracies lacks that has no result by the rule."""
     lacks = ["validation samples (`run --val-share`)"] * (rule.rule == "val")
-    if rule.at is not None:
-        lacks.append(f"the {_UNITS[rule.at.measure]} of every round (new runs store them; --force runs finished ones anew)")
+    if rule.at is not None and rule.at.measure != "rounds":
+        lacks.append(
+            f"the {budgets.UNITS[rule.at.measure]} of every round (new runs store them; --force runs finished ones anew)"
+        )
     return " or ".join(lacks)
-
-
-def _budget_notes(found: Arranged, at: Budget | None) -> list[str]:
-    """Which rows have runs that spent less than the budget, or have no round within it."""
-    if at is None or math.isinf(at.amount):
-        return []
-    less = _where(found, lambda run: run.ended and run.spent is not None and run.spent < at.amount)
-    none = _where(found, lambda run: run.within == 0)
-    return [
-        *([f"Spent less than {amount(at)} in all, counted with what they have: {'; '.join(less)}."] if less else []),
-        *([f"No round within {amount(at)}, counted with the initial model: {'; '.join(none)}."] if none else []),
-    ]
-
-
-def _where(found: Arranged, holds: Callable[[Result], bool]) -> list[str]:
-    """The rows with such runs: 'FedAvg', or 'FedAvg (Digits, Dir(0.1))' if not in all of their settings."""
-    said = []
-    for i, row in enumerate(found.rows):
-        held = {j: any(map(holds, runs)) for (k, j), runs in sorted(found.cells.items()) if k == i}
-        here = [found.settings[j].title for j, such in held.items() if such]
-        said += [row.label if all(held.values()) else f"{row.label} ({labels.some(here)})"] * any(here)
-    return said
 
 
 def statuses(status: Collection[str]) -> tuple[str, ...]:

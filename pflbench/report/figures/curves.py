@@ -66,7 +66,8 @@ def plot(
     found, colours = best_in_colour(found, chosen, filters.methods)
     shown = [found.settings[j] for j in chosen]
     known = pfllib.lines(engine, {_dataset(one) for one in shown}, filters.methods) if references else {}
-    drawn = [panel(engine, found, j, over, band, known.get(_dataset(found.settings[j]), ()), metric=metric) for j in chosen]
+    each = (panel(engine, found, j, over, band, known.get(_dataset(found.settings[j]), ()), metric=metric) for j in chosen)
+    drawn = _in_one_unit(list(each))
     dashed = [line for dataset in dict.fromkeys(map(_dataset, shown)) for line in known.get(dataset, ())]
     columns = 1 if len(drawn) == 1 else 2 if len(drawn) in (2, 4) else 3
     return render.drawing(
@@ -119,12 +120,22 @@ def panel(
     ]
     last = max((line.x[-1] for line in lines if len(line.x)), default=0)
     others = [line.until(last).trace for line in references]
-    label = OVER[over][1]
-    if "{}" in label:
-        prefix, factor = labels.prefix(last)
-        label, lines = label.format(prefix), [replace(line, x=np.asarray(line.x) / factor) for line in lines]
-    across = Axis(label, whole=over == "rounds")
+    across = Axis(OVER[over][1], whole=over == "rounds")
     return Panel(setting.title, across, Axis(f"Test {_measured(metric)} (%)"), [*lines, *others], tuple(ids), (setting,))
+
+
+def _in_one_unit(panels: Sequence[Panel]) -> list[Panel]:
+    """The panels with a prefix for the unit of their x axes, if it takes one."""
+    largest = max(float(np.max(trace.x, initial=0)) for panel in panels for trace in panel.traces)
+    prefix, factor = labels.prefix(largest) if "{}" in panels[0].x.label else ("", 1)
+    return [
+        replace(
+            panel,
+            x=replace(panel.x, label=panel.x.label.format(prefix)),
+            traces=[replace(trace, x=np.asarray(trace.x) / factor) for trace in panel.traces],
+        )
+        for panel in panels
+    ]
 
 
 def _line(row: Row, curves: dict[int, Curve], over: Measure, band: Band, offset: float) -> Trace:

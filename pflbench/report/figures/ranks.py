@@ -44,7 +44,7 @@ def plot(
 ) -> style.Drawing:
     """The methods at their ranks; joined where the tests find a difference, and not between them.
 
-    at: as of `selection.budget`. Raises UserError for fewer than three rows or two settings that all of them have.
+    at: as of `budgets.parse`. Raises UserError for fewer than three rows or two settings that all of them have.
     """
     table = ranks.build(engine, filters, round_rule=round_rule, at=at)
     order = np.argsort(table.average, kind="stable").tolist()

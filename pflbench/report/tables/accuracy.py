@@ -151,7 +151,7 @@ def build(
     declared: the paper's table that is wanted, of whose rows and columns are shown those that the filters name. paper: 'auto'
     shows the paper's value where the protocol is the paper's, 'always' also where it is not (marked, with the differences),
     'never' not at all; by default always in a paper's table, else auto. std, ci, test, against: see `statistics.Statistics`.
-    at: as of `selection.budget`. metric: one of `measures.COLUMNS` instead of accuracy, beside which no paper's values stand.
+    at: as of `budgets.parse`. metric: one of `measures.COLUMNS` instead of accuracy, beside which no paper's values stand.
     Raises UserError for unknown names and when there is nothing to show.
     """
     rule = selection.parse(round_rule, at) if isinstance(round_rule, str) else round_rule
@@ -210,7 +210,10 @@ def _with_machines(columns: Sequence[AccuracyColumn], rows: Sequence[MethodLine]
     cells = {(i, j): cell for j, column in enumerate(columns) for i, cell in enumerate(column.cells) if cell}
     machines = Machines.of({place: cell.made for place, cell in cells.items()})
     marked = [
-        replace(column, cells=tuple(c and replace(c, elsewhere=(i, j) in machines.elsewhere) for i, c in enumerate(column.cells)))
+        replace(
+            column,
+            cells=tuple(c and replace(c, elsewhere=machines.elsewhere.get((i, j), ())) for i, c in enumerate(column.cells)),
+        )
         for j, column in enumerate(columns)
     ]
     return marked, machines.notes([row.label for row in rows])

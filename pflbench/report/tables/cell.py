@@ -45,7 +45,7 @@ class Cell:
     used: int  # rounds that went into the value of a run, at least
     best: bool = False
     made: tuple[str, ...] = ()  # of each run the machine and its load
-    elsewhere: bool = False  # whether seconds count, and a run was made on another machine than most of the setting
+    elsewhere: tuple[str, ...] = ()  # where seconds count, the machines that are not that of most runs of the setting
     interval: tuple[float, float] | None = None
     comparison: stats.Comparison | None = None
     clients: tuple[Mapping[int, float], ...] = ()  # of each run the accuracy by client, where the clients are compared
@@ -198,6 +198,7 @@ def record(cell: Cell | None, verdict: str | None) -> dict[str, Any]:
         "p_holm": compared and compared.adjusted,
         "median_client": cell and cell.median,
         "median_clients": cell.medians if cell else (),
+        "made_elsewhere": cell.elsewhere if cell else (),
         "difference": cell and cell.difference,
         "verdict": verdict,
         "runs": cell.runs if cell else (),
@@ -213,7 +214,7 @@ def ours(cell: Cell | None, with_n: bool) -> CellText:
     text = value(cell.mean, cell.std if cell.n > 1 else None)
     if cell.interval:
         text += f" [{cell.interval[0]:.2f}, {cell.interval[1]:.2f}]"
-    text += f" ({cell.n})" * with_n + f" {TEST_LABELS}" * cell.test_labels + f" {ELSEWHERE}" * cell.elsewhere
+    text += f" ({cell.n})" * with_n + f" {TEST_LABELS}" * cell.test_labels + f" {ELSEWHERE}" * bool(cell.elsewhere)
     return CellText(text + " *" * cell.best, cell.best, cell.runs)
 
 

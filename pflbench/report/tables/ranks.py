@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,8 @@ class Ranks:
 
     statistic, p: Friedman's. nemenyi: p of each pair of rows. critical: ranks further apart than this differ at 0.05.
     findings: how it was tested and with what result, in words. left_out: which runs do not count. unlimited: the average ranks of
-    the same runs without the rule's budget, if it has one. elsewhere: the rows with seconds of another machine, if seconds count.
+    the same runs without the rule's budget, if it has one. elsewhere: where seconds count, by row the machines that are not that
+    of most runs of a setting.
     """
 
     round_rule: str
@@ -55,7 +57,7 @@ class Ranks:
     findings: tuple[str, ...]
     left_out: tuple[str, ...]
     unlimited: npt.NDArray[np.float64] | None = None
-    elsewhere: frozenset[int] = frozenset()
+    elsewhere: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def rejected(self) -> bool:
@@ -69,7 +71,7 @@ class Ranks:
     def grid(self) -> Grid:
         names = tuple(row.label for row in self.rows)
         means = self.accuracy.mean(axis=1)
-        marks = [f" {ELSEWHERE}" * (i in self.elsewhere) for i in range(len(names))]
+        marks = [f" {ELSEWHERE}" * bool(self.elsewhere.get(i)) for i in range(len(names))]
         ranks = tuple(
             CellText(f"{rank:.2f}{marks[i]}" + " *" * (i == 0), i == 0, self.runs[i]) for i, rank in enumerate(self.average)
         )
@@ -100,7 +102,8 @@ class Ranks:
             "critical_difference": self.critical,
         }
         runs = tuple(run for row in self.runs for run in row)
-        return Grid("Average ranks", names, columns, self.notes, records, runs, document)
+        notes = self.notes if self.unlimited is None else (*self.findings, _FLIPS, *self.left_out)
+        return Grid("Average ranks", names, columns, notes, records, runs, document)
 
     def flips(self, i: int) -> dict[str, list[str]]:
         """The rows whose order with row i is the opposite without the budget: those that i passes, and that pass it."""
@@ -119,13 +122,18 @@ class Ranks:
         if self.unlimited is None:
             return {}
         flips = self.flips(i)
-        return {"rank_without_at": float(self.unlimited[i]), "passes": tuple(flips[_PASSES]), "passed_by": tuple(flips[_PASSED])}
+        return {
+            "rank_without_at": float(self.unlimited[i]),
+            "passes": tuple(flips[_PASSES]),
+            "passed_by": tuple(flips[_PASSED]),
+            "made_elsewhere": self.elsewhere.get(i, ()),
+        }
 
 
 def build(engine: Engine, filters: Filters = Filters(), *, round_rule: RoundRule | str = "best", at: str | None = None) -> Ranks:
     """Ranks by the mean over seeds, over settings in which every row has runs; rows with too few settings are left out.
 
-    at: as of `selection.budget`; then the ranks of the same runs without it stand beside them.
+    at: as of `budgets.parse`; then the ranks of the same runs without it stand beside them.
     Raises UserError for fewer than three rows or two such settings: then there is nothing to test.
     """
     rule = selection.parse(round_rule, at) if isinstance(round_rule, str) else round_rule
@@ -140,15 +148,17 @@ def build(engine: Engine, filters: Filters = Filters(), *, round_rule: RoundRule
     accuracy = _means(values, found, rows, full)
     average, statistic, p = friedman(accuracy)
     order = np.argsort(average, kind="stable")
-    findings, unlimited, elsewhere = _findings(rule, len(rows), len(full), statistic, p), None, frozenset[int]()
+    findings, unlimited = _findings(rule, len(rows), len(full), statistic, p), None
+    elsewhere: dict[int, tuple[str, ...]] = {}
     if rule.at is not None:
         whole = results(engine, RunScope(frozenset(values)), replace(rule, at=None))
         unlimited = friedman(_means({run.id: run.value for run in whole}, found, rows, full))[0][order]
-        findings += (_FLIPS,)
     if rule.at is not None and rule.at.measure == "seconds":
         made = {(k, j): [made_on(run) for run in found.cells[rows[i], j]] for k, i in enumerate(order) for j in full}
         machines = Machines.of(made)
-        elsewhere = frozenset(k for k, _ in machines.elsewhere)
+        for k in range(len(order)):
+            others = chain.from_iterable(of for (row, _), of in machines.elsewhere.items() if row == k)
+            elsewhere[k] = tuple(dict.fromkeys(others))
         findings += tuple(machines.notes([found.rows[rows[i]].label for i in order]))
     missing = len(found.settings) - len(full)
     left_out = (f"Left out: {counted(missing, 'setting')} without runs of every row.",) if missing else ()
