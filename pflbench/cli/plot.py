@@ -11,7 +11,19 @@ import typer
 from pflbench.cli import options as o
 from pflbench.cli.db import opened
 from pflbench.cli.progress import bars
-from pflbench.cli.reports import FILTERS, METRIC, ROUND_RULE, TOLERANCE, asked, call, leading, refuse, uncollected, write_figure
+from pflbench.cli.reports import (
+    AT,
+    FILTERS,
+    METRIC,
+    ROUND_RULE,
+    TOLERANCE,
+    asked,
+    call,
+    leading,
+    refuse,
+    uncollected,
+    write_figure,
+)
 from pflbench.errors import UserError, unknown
 from pflbench.report.declared import PLOTS
 
@@ -23,7 +35,7 @@ NAMES = f"{', '.join(_FIRST)} or {_LAST}; figure4 and such, as of the FedALA pap
 
 
 _OF_PLOTS = o.group(
-    x=o.option(Literal["round", "seconds"], "curves: the x axis. Default: round.", "--x"),
+    over=o.option(Literal["rounds", "seconds", "bytes", "flops"], "curves: the x axis. Default: rounds."),
     band=o.option(Literal["minmax", "std"], "curves: the band over seeds. Default: minmax."),
     references=o.flag("curves: also PFLlib's series of the same datasets (see `pflbench import`).", "--references"),
     round=o.option(int, "attention: the round. Default: the last stored one.", "--round", min=0),
@@ -32,6 +44,7 @@ _OF_PLOTS = o.group(
     ),
     client=o.option(int, "ala-convergence (default: 8), trajectory (default: 4).", min=0),
     round_rule=ROUND_RULE,
+    at=AT,
     metric=METRIC,
     tolerance=TOLERANCE,
 )

@@ -68,6 +68,13 @@ ROUND_RULE = o.option(
     "--round-rule",
     metavar="RULE",
 )
+AT = o.option(
+    str,
+    "accuracy, ranks: results at equal cost: only rounds up to which a run had spent so much since round 1 count. flops=5T, "
+    "bytes=200M (of all clients), seconds=10min (of training) or rounds=50.",
+    "--at",
+    metavar="MEASURE=X",
+)
 TOLERANCE = o.option(
     float, "overhead: a run has converged within so many points of its best round. Default: 0.5.", metavar="POINTS"
 )

@@ -12,6 +12,7 @@ from pflbench.cli import options as o
 from pflbench.cli.console import error, say
 from pflbench.cli.db import opened
 from pflbench.cli.reports import (
+    AT,
     FILTERS,
     METRIC,
     ROUND_RULE,
@@ -40,6 +41,7 @@ NAMES = (
 
 _NUMBERS = o.group(
     round_rule=ROUND_RULE,
+    at=AT,
     metric=METRIC,
     paper=o.option(Literal["auto", "always", "never"], "Show the paper's values: auto: where the protocol is the paper's."),
     tolerance=TOLERANCE,

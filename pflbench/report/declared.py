@@ -79,7 +79,7 @@ _TABLES = (
 )
 
 _PLOTS = (
-    _plot("curves", "Accuracy over rounds or seconds, mean and band over seeds"),
+    _plot("curves", "Accuracy over rounds, or over seconds, bytes or FLOPs, mean and band over seeds"),
     _plot("distribution", "Samples per client and class of each partition", refuses=("methods", "status")),
     _plot("overhead", "Accuracy over training time and over bytes sent, with the Pareto front"),
     _plot("new-clients", "Accuracy of clients that never joined, over the epochs that they adapt"),

@@ -22,6 +22,7 @@ DATASETS = {
     "har": "UCI HAR",
 }
 MODEL_CODE = "own_model.content"
+PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _ITEMS = {
     "partition.clients": "{} clients",
     "partition.seed": "partition seed {}",
@@ -183,6 +184,11 @@ def words(key: str, value: Any) -> str:
     if key in _ITEMS:
         return _ONE[key] if text == "1" and key in _ONE else _ITEMS[key].format(text)
     return f"{key.rpartition('.')[2]}={text}"
+
+
+def prefix(number: float) -> tuple[str, int]:
+    """The largest of PREFIXES that the number reaches, and its factor: 3e7 -> ('M', 1000000)."""
+    return max(((name, factor) for name, factor in PREFIXES.items() if factor <= number), key=lambda one: one[1], default=("", 1))
 
 
 def counted(number: int, thing: str) -> str:

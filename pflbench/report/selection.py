@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 
 from pflbench import models
 from pflbench.errors import NothingYet, UserError, unknown
-from pflbench.report import labels, style
+from pflbench.report import budgets, labels, style
 from pflbench.report.arrangement import TEST_LABELS, Arranged, Row, SharedSetting, arrange, short, titles
 from pflbench.store import arrays, runs
 from pflbench.store.measures import TITLES, by_measure
@@ -24,7 +24,6 @@ T = TypeVar("T")
 BEST = RoundRule("best")
 TEST_LABELS_NOTE = f"{TEST_LABELS}: clients adapt on labelled test data, so this is no test."
 _HOW = {"after-training": "--test-after-training"}  # else --metrics-every
-_UNRULED = "without what the rule for rounds needs: val needs `run --val-share`"
 _FIRST_RUN = "Make some: pflbench run -m fedavg -m fedala -d digits"
 # The filters by what they are called in messages, and what a run answers to: the name in the database first, then others.
 _FIELDS: dict[str, tuple[str, Callable[[Result], tuple[object, ...]]]] = {
@@ -111,14 +110,17 @@ class Filters:
 
         rule: which of their rounds count.
         """
-        return self._kept(("selected", repr(self), rule), lambda: self.arranged(engine, self.matching(engine, rule)))
+        return self._kept(("selected", repr(self), rule), lambda: self.arranged(engine, self.matching(engine, rule), rule))
 
-    def arranged(self, engine: Engine, found: Sequence[Result]) -> Arranged:
+    def arranged(self, engine: Engine, found: Sequence[Result], rule: RoundRule = BEST) -> Arranged:
         """As `select`, of these runs. Raises UserError where none has one of the statuses."""
         wanted = statuses(self.status)
         counted, left_out = _newest(found, wanted)
-        if not counted and any(result.best is not None and result.status in wanted for result in left_out):
-            raise UserError(f"None of the {len(left_out)} matching runs has a result by this rule.", f"They are {_UNRULED}.")
+        unruled = [result for result in left_out if result.best is not None and result.value is None and result.status in wanted]
+        if not counted and unruled:
+            raise UserError(
+                f"None of the {len(left_out)} matching runs has a result by this rule.", f"They are without {_lacking(rule)}."
+            )
         if not counted:
             raise UserError(
                 f"None of the {len(left_out)} matching runs is {' or '.join(wanted)} with a result: {_tally(left_out)}.",
@@ -127,9 +129,8 @@ class Filters:
         notes = []
         if hidden := 0 if self.words else runs.hidden_smoke(engine, self._scope):
             notes.append(f"Not counted: {labels.counted(hidden, 'run')} of `reproduce --scale smoke`; --smoke shows them.")
-        unruled = [result for result in left_out if result.best is not None and result.value is None and result.status in wanted]
         if unruled:
-            notes.append(f"Not counted: {labels.counted(len(unruled), 'run')} {_UNRULED}.")
+            notes.append(f"Not counted: {labels.counted(len(unruled), 'run')} without {_lacking(rule)}.")
         if unfinished := [result for result in left_out if result not in unruled]:
             notes.append(f"Not counted: {_tally(unfinished)}. --status any shows what they have.")
         if partial := [result for result in counted if result.status != "finished"]:
@@ -137,7 +138,7 @@ class Filters:
         arranged = arrange(counted)
         if any(row.test_labels for row in arranged.rows):
             notes.append(TEST_LABELS_NOTE)
-        return replace(arranged, notes=tuple(notes))
+        return replace(arranged, notes=(*notes, *budgets.notes(arranged, rule.at)))
 
     @property
     def _scope(self) -> RunScope:
@@ -316,8 +317,10 @@ def observed_titles(seen: Sequence[Observed], *, named: bool = False) -> list[st
     return [f"{name}: {title}" for name, title in zip(names, settings, strict=True)]
 
 
-def parse(text: str) -> RoundRule:
-    """'best' | 'last' | 'mean-last:K', K >= 1 evaluated rounds. Raises UserError for anything else."""
+def parse(text: str, at: str | None = None) -> RoundRule:
+    """'best' | 'val' | 'last' | 'mean-last:K', K >= 1 evaluated rounds. at: see `budgets.parse`. Raises UserError for others."""
+    if at is not None:
+        return replace(parse(text), at=budgets.parse(at))
     if text == "best":
         return RoundRule("best")
     if text == "val":
@@ -334,7 +337,9 @@ def parse(text: str) -> RoundRule:
 
 
 def sentence(round_rule: RoundRule) -> str:
-    """A table's note about its rule for rounds; the best round is chosen on test data (methods.md 2.1)."""
+    """A table's notes about its rule for rounds; the best round is chosen on test data (methods.md 2.1)."""
+    if at := round_rule.at:
+        return f"{sentence(replace(round_rule, at=None))} {budgets.sentence(at)}"
     if round_rule.rule == "best":
         return "Result of a run: its best round, chosen on the test data, which is optimistic."
     if round_rule.rule == "val":
@@ -342,6 +347,16 @@ def sentence(round_rule: RoundRule) -> str:
     if round_rule.rule == "last":
         return "Result of a run: its last evaluated round."
     return f"Result of a run: mean of its last {round_rule.last} evaluated rounds."
+
+
+def _lacking(rule: RoundRule) -> str:
+    """What a run with accuracies lacks that has no result by the rule."""
+    lacks = ["validation samples (`run --val-share`)"] * (rule.rule == "val")
+    if rule.at is not None and rule.at.measure != "rounds":
+        lacks.append(
+            f"the {budgets.UNITS[rule.at.measure]} of every round (new runs store them; --force runs finished ones anew)"
+        )
+    return " or ".join(lacks)
 
 
 def statuses(status: Collection[str]) -> tuple[str, ...]:

@@ -55,6 +55,11 @@ def by_measure(engine: Engine, results: Sequence[Result], metric: str, rule: Rou
     for result in results:
         if (curve := measured.get(result.id)) is None:
             continue
+        if result.within is not None:
+            within = curve.round <= result.within
+            curve = Curve(curve.round[within], curve.accuracy[within])
+        if not len(curve.round):
+            continue
         chosen = slice(-rule.last, None)
         if rule.rule in ("best", "val"):
             own = rounds.history(engine, result.id)

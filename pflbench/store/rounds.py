@@ -15,7 +15,7 @@ from pflbench.errors import UserError
 from pflbench.store import runs
 from pflbench.store.arrays import Floats, Integers
 from pflbench.store.database import reading
-from pflbench.store.runs import Result, RoundRule, RunScope
+from pflbench.store.runs import Measure, Result, RoundRule, RunScope
 from pflbench.store.schema import ArtifactRow, ClientRoundRow, NewClientRow, RoundRow, RunRow, SeriesRow
 
 CENTRAL = "central"  # the second series of the global model on the central test set
@@ -37,16 +37,17 @@ _COSTS: dict[str, ColumnElement[float]] = {
     "parameters": _per_participant(RoundRow.params_up + RoundRow.params_down),
     "scalars": _per_participant(RoundRow.scalars_up + RoundRow.scalars_down),
     "bytes": _per_participant(RoundRow.bytes_up + RoundRow.bytes_down),
+    "flops": func.coalesce(cast(RoundRow.flops, Double), 0.0),
 }
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy at the evaluated rounds; `seconds` is the training time (receive + update) up to each, if it was requested."""
+    """Accuracy at the evaluated rounds; `spent` is what the run had spent up to each, if it was requested; NaN: not measured."""
 
     round: Integers
     accuracy: Floats
-    seconds: Floats | None = None
+    spent: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,9 @@ class Cost:
     """Costs of one run. Seconds are of reception and update together, without evaluation.
 
     converged: the first evaluated round within the tolerance of the best. seconds_total: up to it. seconds_initial: of that, what
-    the receptions with ALA's initial stage took. seconds_round, seconds_evaluate, parameters, scalars, bytes: medians over
-    all trained rounds; the last three per participant, both ways together. multiple: parameters in units of the model's size.
+    the receptions with ALA's initial stage took. seconds_round, seconds_evaluate, parameters, scalars, bytes, flops: medians over
+    all trained rounds; parameters, scalars and bytes per participant, both ways together; flops of all clients together, None if
+    a round has not counted them. multiple: parameters in units of the model's size.
     """
 
     best: float
@@ -113,6 +115,7 @@ class Cost:
     parameters: float
     scalars: float
     bytes: float
+    flops: float | None
     multiple: float | None
     peak_memory: int | None
 
@@ -132,7 +135,9 @@ class Speed:
     seconds: float
 
 
-def curves(engine: Engine, run_ids: Collection[int], *, points: int | None = None, seconds: bool = False) -> dict[int, Curve]:
+def curves(
+    engine: Engine, run_ids: Collection[int], *, points: int | None = None, spent: Measure | None = None
+) -> dict[int, Curve]:
     """The curves of runs of *one* protocol by run; runs without an evaluated round are left out.
 
     With `points`, at most about that many evaluated rounds are read, evenly spaced, first and last included: then
@@ -141,14 +146,13 @@ def curves(engine: Engine, run_ids: Collection[int], *, points: int | None = Non
     at = _evaluated(engine, run_ids)
     if points is not None and len(at) > points:
         at = at[np.linspace(0, len(at) - 1, points).round().astype(int)]
-    so_far = func.sum(_SPENT).over(partition_by=RoundRow.run_id, order_by=RoundRow.round, rows=(None, 0))
-    spent = so_far if seconds else literal(0.0)
-    all_rounds = select(RoundRow.run_id, RoundRow.round, RoundRow.accuracy, spent.label("seconds"))
+    so_far = runs.spent(spent) if spent else literal(0.0)
+    all_rounds = select(RoundRow.run_id, RoundRow.round, RoundRow.accuracy, so_far.label("spent"))
     r = all_rounds.where(RoundRow.run_id.in_(run_ids)).subquery().c
-    query = select(r.run_id, r.round, r.accuracy, r.seconds).where(r.round.in_(at.tolist()), r.accuracy.is_not(None))
+    query = select(r.run_id, r.round, r.accuracy, r.spent).where(r.round.in_(at.tolist()), r.accuracy.is_not(None))
     with reading(engine) as c:
         rows = floats(c.execute(query.order_by(r.run_id, r.round)).all(), 4)
-    return {run: Curve(of[:, 0].astype(np.int64), of[:, 1], of[:, 2] if seconds else None) for run, of in _by_run(rows)}
+    return {run: Curve(of[:, 0].astype(np.int64), of[:, 1], of[:, 2] if spent else None) for run, of in _by_run(rows)}
 
 
 def history(engine: Engine, run_id: int) -> History:
@@ -261,6 +265,7 @@ def costs(engine: Engine, run_ids: Collection[int], tolerance: float) -> dict[in
                 parameters=row.parameters,
                 scalars=row.scalars,
                 bytes=row.bytes,
+                flops=row.flops if run.counted == run.trained else None,
                 multiple=row.parameters / run.parameters if run.parameters else None,
                 peak_memory=run.peak_memory,
             )
@@ -309,10 +314,12 @@ def _totals(run_ids: Collection[int], tolerance: float) -> Any:
     mine = RoundRow.run_id == RunRow.id
     best = select(func.max(RoundRow.accuracy)).where(mine).scalar_subquery()
     trained = select(func.count()).where(mine, _TRAINED).scalar_subquery()
+    counted = select(func.count(RoundRow.flops)).where(mine, _TRAINED).scalar_subquery()
     # The maximum so far, which starts again when a run is resumed.
     peak = select(func.max(RoundRow.peak_memory)).where(mine, _TRAINED).scalar_subquery()
     base = (
-        select(RunRow.id, RunRow.parameters, best.label("best"), trained.label("trained"), peak.label("peak_memory"))
+        select(RunRow.id, RunRow.parameters, best.label("best"), trained.label("trained"), counted.label("counted"))
+        .add_columns(peak.label("peak_memory"))
         .where(RunRow.id.in_(run_ids), best.is_not(None), trained > 0)
         .subquery()
     )

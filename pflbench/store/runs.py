@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal, TypeVar
 
-from sqlalchemy import ColumnElement, Engine, func, literal, select, true
+from sqlalchemy import CTE, ColumnElement, Double, Engine, case, cast, func, literal, null, or_, select, true
 from sqlalchemy.orm import InstrumentedAttribute
 
 from pflbench.errors import UserError
@@ -42,17 +43,71 @@ ALL = RunScope(smoke=True)
 _IS_SMOKE = func.coalesce(RunRow.environment["scale"].as_string(), "") == SMOKE
 
 
+Measure = Literal["flops", "bytes", "seconds", "rounds"]
+
+# The columns that add up to what a round cost all clients together: it is not measured where all of them are null.
+_PARTS: dict[Measure, tuple[Any, ...]] = {
+    "flops": (RoundRow.flops,),
+    "bytes": (RoundRow.bytes_up, RoundRow.bytes_down),
+    "seconds": (RoundRow.seconds_receive, RoundRow.seconds_update),
+    "rounds": (literal(1),),
+}
+
+
+def spent(measure: Measure) -> ColumnElement[float]:
+    """What a run had spent after a round since round 1 (methods.md 2.12), as a column of a query for all rounds of runs.
+
+    Null after a round in which it was not measured. Seconds and FLOPs are of reception and update, without evaluation.
+    """
+    parts = _PARTS[measure]
+    cost = sum((func.coalesce(cast(part, Double), 0.0) for part in parts), literal(0.0))
+    measured = case((RoundRow.round == 0, literal(0.0)), (or_(*(part.is_not(None) for part in parts)), cost))
+    so_far: dict[str, Any] = {"partition_by": RoundRow.run_id, "order_by": RoundRow.round, "rows": (None, 0)}
+    known = func.count(measured).over(**so_far) == func.count().over(**so_far)
+    return case((known, func.sum(measured).over(**so_far)))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a run may have spent. amount: FLOPs, bytes, seconds or rounds, of all clients together."""
+
+    measure: Measure
+    amount: float
+
+    def __str__(self) -> str:
+        return f"{self.measure}={self.amount:.12g}"
+
+
+@cache
+def _of_budget(budget: Budget) -> CTE:
+    """By run what it spent in all, and its last round within the budget; both null if not all of its rounds were measured."""
+    each = select(RoundRow.run_id, RoundRow.round, spent(budget.measure).label("spent")).subquery().c
+    last, known = func.max(case((each.spent <= budget.amount, each.round))), func.count(each.spent) == func.count()
+    columns = (case((known, last)).label("within"), case((known, func.max(each.spent))).label("spent"))
+    # Two columns of each run are looked up in it, which must not compute it anew.
+    return select(each.run_id, *columns).group_by(each.run_id).cte("budget").prefix_with("MATERIALIZED")
+
+
 @dataclass(frozen=True)
 class RoundRule:
     """A run's result (methods.md 2.1, 2.10): its best evaluated round by the test data or (val) by the validation data, its last,
-    or the mean of its `last` last ones.
+    or the mean of its `last` last ones. at: only of the rounds up to which the run had spent no more (methods.md 2.12).
     """
 
     rule: Literal["best", "val", "last", "mean-last"] = "best"
     last: int = 1
+    at: Budget | None = None
 
     def __str__(self) -> str:
-        return f"mean-last:{self.last}" if self.rule == "mean-last" else self.rule
+        rule = f"mean-last:{self.last}" if self.rule == "mean-last" else self.rule
+        return f"{rule} at {self.at}" if self.at else rule
+
+    def of_budget(self, column: Literal["within", "spent"]) -> ColumnElement[Any]:
+        """A column of a query for runs, null without a budget: the last round within it, or what the run spent in all."""
+        if self.at is None:
+            return null()
+        found = _of_budget(self.at).c
+        return select(found[column]).where(found.run_id == RunRow.id).correlate(RunRow).scalar_subquery()
 
 
 @dataclass(frozen=True)
@@ -113,11 +168,17 @@ class Run(RunHead):
 
 @dataclass(frozen=True)
 class Result(Run):
-    """A run's result: the mean accuracy of `used` rounds up to `round`; None without an evaluated round."""
+    """A run's result: the mean accuracy of `used` rounds up to `round`; None without an evaluated round.
+
+    within: its last round within the rule's budget; spent: what it spent in all, in the budget's unit. None without a budget, and
+    with `value` where the run has not measured it in every round.
+    """
 
     value: float | None
     round: int | None
     used: int
+    within: int | None = None
+    spent: float | None = None
 
 
 def counted(
@@ -128,9 +189,14 @@ def counted(
     Of equally good rounds the earliest counts. table, where: which accuracies. Each column is a seek in an index, not a scan of
     all rounds.
     """
-    mine = (table.run_id == RunRow.id, table.accuracy.is_not(None), *where)
+
+    def of_run(rounds: type[RoundRow] | type[SeriesRow]) -> tuple[ColumnElement[bool], ...]:
+        here = rounds.run_id == RunRow.id
+        return (here,) if selection.at is None else (here, rounds.round <= selection.of_budget("within"))
+
+    mine = (*of_run(table), table.accuracy.is_not(None), *where)
     if selection.rule == "val":
-        validated = (RoundRow.run_id == RunRow.id, RoundRow.val_accuracy.is_not(None))
+        validated = (*of_run(RoundRow), RoundRow.val_accuracy.is_not(None))
         most = select(func.max(RoundRow.val_accuracy)).where(*validated).correlate(RunRow).scalar_subquery()
         earliest = select(func.min(RoundRow.round)).where(*validated, RoundRow.val_accuracy == most).correlate(RunRow)
         chosen = earliest.scalar_subquery()
@@ -198,7 +264,8 @@ def distinct(engine: Engine, among: RunScope, column: Literal["method", "dataset
 def results(engine: Engine, among: RunScope, selection: RoundRule) -> list[Result]:
     """The result of each run, of any status, by number. The database applies the rule, along its indexes."""
     value, round, used = counted(selection)
-    return _stored(engine, Result, among.condition, value=value, round=round, used=used)
+    of_budget = {name: selection.of_budget(name) for name in ("within", "spent")}
+    return _stored(engine, Result, among.condition, value=value, round=round, used=used, **of_budget)
 
 
 def hidden_smoke(engine: Engine, among: RunScope) -> int:

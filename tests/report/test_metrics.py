@@ -60,7 +60,7 @@ def test_curves_have_a_line_for_each_run_that_measured(ran: Shell, tmp_path: Pat
 
 @pytest.mark.parametrize(
     "command",
-    [("table", "heterogeneity", "--metric", "auc"), ("plot", "curves", "--metric", "auc", "--x", "seconds")],
+    [("table", "heterogeneity", "--metric", "auc"), ("plot", "curves", "--metric", "auc", "--over", "seconds")],
 )
 def test_what_has_accuracy_alone_refuses_a_metric(ran: Shell, command: tuple[str, ...]) -> None:
     done = ran(*command)

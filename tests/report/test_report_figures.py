@@ -41,7 +41,7 @@ def test_the_std_band_is_the_population_std(engine: Engine) -> None:
 
 
 def test_over_seconds_the_training_time_is_the_mean_over_the_seeds(engine: Engine) -> None:
-    (ax,) = curves.plot(engine, x="seconds").figure.axes
+    (ax,) = curves.plot(engine, over="seconds").figure.axes
     fedavg, ditto = ax.lines
     np.testing.assert_allclose(fedavg.get_xdata(), [0, 1.5, 3])
     np.testing.assert_allclose(ditto.get_xdata(), [0, 3, 6])
@@ -50,8 +50,9 @@ def test_over_seconds_the_training_time_is_the_mean_over_the_seeds(engine: Engin
 
 def test_runs_without_times_are_named(engine: Engine) -> None:
     add_run(engine, spec("fedavg", dataset="cifar10"), [0.1, 0.2])
-    with pytest.raises(UserError, match=r"Cifar10, Dir\(0.1\) have no recorded times"):
-        curves.plot(engine, Filters(datasets=["cifar10"]), x="seconds")
+    with pytest.raises(UserError, match=r"None of the 1 .* result by this rule.\nThey are without the seconds of every round"):
+        curves.plot(engine, Filters(datasets=["cifar10"]), over="seconds")
+    assert "Not counted: 1 run without the seconds" in curves.plot(engine, over="seconds").notes[0]
 
 
 def test_there_is_a_panel_per_setting_and_one_legend(engine: Engine) -> None:
@@ -96,8 +97,8 @@ def test_unasked_only_the_settings_with_the_most_runs_are_drawn(engine: Engine) 
 
 
 def test_wrong_names_are_refused(engine: Engine) -> None:
-    with pytest.raises(UserError, match="Valid: round, seconds"):
-        curves.plot(engine, x="epochs")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="Valid: bytes, flops, rounds, seconds"):
+        curves.plot(engine, over="epochs")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="Valid: minmax, std"):
         curves.plot(engine, band="sem")  # type: ignore[arg-type]
 

@@ -130,5 +130,5 @@ def test_the_suffix_of_a_file_says_its_format(shell: Shell, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("text", ["", "Best", "first", "mean-last", "mean-last:", "mean-last:0", "mean-last:-1", "last:3"])
 def test_a_wrong_selection_names_the_valid_ones(text: str) -> None:
-    with pytest.raises(UserError, match="best, last, mean-last:K"):
+    with pytest.raises(UserError, match="best, val, last, mean-last:K"):
         selection.parse(text)

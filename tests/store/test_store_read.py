@@ -140,11 +140,11 @@ def test_a_run_shows_partition_rounds_series_and_artifacts(engine: Engine) -> No
 
 def test_curves_hold_the_evaluated_rounds_and_the_training_time(engine: Engine) -> None:
     run = add_run(engine, spec(), ACCURACIES, seconds=2.0)
-    curve = rounds.curves(engine, [run], seconds=True)[run]
+    curve = rounds.curves(engine, [run], spent="seconds")[run]
     assert curve.round.tolist() == [0, 1, 3, 4, 5]
     assert curve.accuracy.tolist() == [a for a in ACCURACIES if a is not None]
-    assert curve.seconds is not None
-    assert curve.seconds.tolist() == [0.0, 2.0, 6.0, 8.0, 10.0]  # evaluation (5 s each) is not training
+    assert curve.spent is not None
+    assert curve.spent.tolist() == [0.0, 2.0, 6.0, 8.0, 10.0]  # evaluation (5 s each) is not training
 
 
 def test_thinned_curves_are_true_points_with_first_and_last(engine: Engine) -> None:

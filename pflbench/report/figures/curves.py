@@ -1,8 +1,10 @@
-"""Accuracy over rounds or seconds: a panel per setting, a line per method with a band over its seeds."""
+"""Accuracy over rounds, or over what they cost: a panel per setting, a line per method with a band over its seeds."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Literal
 
@@ -15,15 +17,20 @@ from pflbench.report import references as pfllib
 from pflbench.report.arrangement import OTHERS, Arranged, Row, SharedSetting, best_in_colour, busiest, titles
 from pflbench.report.looks import OTHER
 from pflbench.report.references import ReferenceLine
-from pflbench.report.selection import Filters, measured
+from pflbench.report.selection import BEST, Filters, measured
 from pflbench.report.traces import Axis, Panel, Trace, lettered, not_drawn, of_runs
 from pflbench.report.web import Interactive
 from pflbench.store import measures, rounds
 from pflbench.store.rounds import Curve
+from pflbench.store.runs import Budget, Measure, RoundRule
 
-X = Literal["round", "seconds"]
 Band = Literal["minmax", "std"]
-XS: dict[X, str] = {"round": "Round", "seconds": "Training time (s)"}
+OVER: dict[Measure, tuple[str, str]] = {  # what the caption says, and the x axis, with the prefix of its unit
+    "rounds": ("training rounds", "Round"),
+    "seconds": ("training time, evaluation excluded", "Training time (s)"),
+    "bytes": ("the bytes that all clients together sent and received", "Sent and received ({}B)"),
+    "flops": ("the FLOPs of reception and update of all clients together", "Computed ({}FLOP)"),
+}
 BANDS: dict[Band, str] = {"minmax": "minimum to maximum", "std": "mean ± population std"}
 
 # More cannot be seen: a panel in print is at most 1,000 dots wide, and noise between neighbours is what the band shows.
@@ -35,7 +42,7 @@ def plot(
     engine: Engine,
     filters: Filters = Filters(),
     *,
-    x: X = "round",
+    over: Measure = "rounds",
     band: Band = "minmax",
     references: bool = False,
     metric: str | None = None,
@@ -45,25 +52,28 @@ def plot(
     references: with PFLlib's series on the same datasets. metric: one of `measures.COLUMNS` instead of accuracy. Raises UserError
     for unknown names, when there are no runs, and when there are no such series or measures.
     """
-    for kind, name, valid in (("x axis", x, XS), ("band", band, BANDS)):
+    for kind, name, valid in (("x axis", over, OVER), ("band", band, BANDS)):
         if name not in valid:
             raise unknown(kind, name, valid)
-    if references and x != "round":
-        raise UserError("Reference series have no times.", "Draw them over rounds: --x round.")
-    if metric and (references or x != "round"):
-        raise UserError("--metric excludes --references and --x seconds.", "Leave one of them out.")
-    found = filters.select(engine) if metric is None else measured(engine, filters, metric)
+    if references and over != "rounds":
+        raise UserError("Reference series have no costs.", "Draw them over rounds: --over rounds.")
+    if metric and (references or over != "rounds"):
+        raise UserError(f"--metric excludes --references and --over {over}.", "Leave one of them out.")
+    # Without a limit: of runs that measured what they spent.
+    rule = BEST if over == "rounds" else RoundRule(at=Budget(over, math.inf))
+    found = filters.select(engine, rule) if metric is None else measured(engine, filters, metric)
     chosen = busiest(found, style.PANELS_CHOSEN if filters.datasets or filters.partitions else style.PANELS_UNASKED)
     found, colours = best_in_colour(found, chosen, filters.methods)
     shown = [found.settings[j] for j in chosen]
     known = pfllib.lines(engine, {_dataset(one) for one in shown}, filters.methods) if references else {}
-    drawn = [panel(engine, found, j, x, band, known.get(_dataset(found.settings[j]), ()), metric=metric) for j in chosen]
+    each = (panel(engine, found, j, over, band, known.get(_dataset(found.settings[j]), ()), metric=metric) for j in chosen)
+    drawn = _in_one_unit(list(each))
     dashed = [line for dataset in dict.fromkeys(map(_dataset, shown)) for line in known.get(dataset, ())]
     columns = 1 if len(drawn) == 1 else 2 if len(drawn) in (2, 4) else 3
     return render.drawing(
         drawn,
         titles(shown),
-        f"{caption(found, chosen, x, band, metric)}{colours}{' ' if dashed else ''}{pfllib.caption(dashed) if dashed else ''}",
+        f"{caption(found, chosen, over, band, metric)}{colours}{' ' if dashed else ''}{pfllib.caption(dashed) if dashed else ''}",
         (*found.notes, *not_drawn(found, len(drawn))),
         columns=columns,
         height=1.75 if columns < 3 else 1.4,
@@ -75,7 +85,7 @@ def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Inte
     """Curves of the `most` settings with the most runs, or of all. Raises UserError without runs."""
     found = filters.select(engine)
     return [
-        web.figure("curves", panel(engine, found, j, seconds=True), caption(found, [j], "round", "minmax"), found.notes)
+        web.figure("curves", panel(engine, found, j, seconds=True), caption(found, [j], "rounds", "minmax"), found.notes)
         for j in busiest(found, most)
     ]
 
@@ -88,35 +98,48 @@ def panel(
     engine: Engine,
     found: Arranged,
     column: int,
-    x: X = "round",
+    over: Measure = "rounds",
     band: Band = "minmax",
     references: Sequence[ReferenceLine] = (),
     *,
     seconds: bool = False,
     metric: str | None = None,
 ) -> Panel:
-    """The curves of a setting. seconds: show the times on hover, too, if the x axis has rounds."""
+    """The curves of a setting. seconds: show the times on hover, if the x axis has rounds."""
     cells = found.column(column)
     ids = [run.id for _, cell in cells for run in cell]
     setting = found.settings[column]
     if metric is None:
-        curves = rounds.curves(engine, ids, points=POINTS, seconds=seconds or x == "seconds")
+        spent: Measure | None = over if over != "rounds" else "seconds" if seconds else None
+        curves = rounds.curves(engine, ids, points=POINTS, spent=spent)
     else:
         curves = measures.curves(engine, ids, metric)
-    if x == "seconds" and not any(curve.seconds is not None and curve.seconds[-1] > 0 for curve in curves.values()):
-        raise UserError(f"The runs of {setting.title} have no recorded times.", "Draw them over rounds: --x round.")
     lines = [
-        line(row, {run.id: curves[run.id] for run in cell if run.id in curves}, x, band, k / len(cells))
+        line(row, {run.id: curves[run.id] for run in cell if run.id in curves}, over, band, k / len(cells))
         for k, (row, cell) in enumerate(cells)
     ]
     last = max((line.x[-1] for line in lines if len(line.x)), default=0)
     others = [line.until(last).trace for line in references]
-    across = Axis(XS[x], whole=x == "round")
+    across = Axis(OVER[over][1], whole=over == "rounds")
     return Panel(setting.title, across, Axis(f"Test {_measured(metric)} (%)"), [*lines, *others], tuple(ids), (setting,))
 
 
+def _in_one_unit(panels: Sequence[Panel]) -> list[Panel]:
+    """The panels with a prefix for the unit of their x axes, if it takes one."""
+    largest = max(float(np.max(trace.x, initial=0)) for panel in panels for trace in panel.traces)
+    prefix, factor = labels.prefix(largest) if "{}" in panels[0].x.label else ("", 1)
+    return [
+        replace(
+            panel,
+            x=replace(panel.x, label=panel.x.label.format(prefix)),
+            traces=[replace(trace, x=np.asarray(trace.x) / factor) for trace in panel.traces],
+        )
+        for panel in panels
+    ]
+
+
 def line(
-    row: Row, curves: dict[int, Curve], x: X = "round", band: Band = "minmax", offset: float = 0, unit: str = "round"
+    row: Row, curves: dict[int, Curve], over: Measure = "rounds", band: Band = "minmax", offset: float = 0, unit: str = "round"
 ) -> Trace:
     """Mean over the runs of a method, accuracy in percent.
 
@@ -126,20 +149,20 @@ def line(
     shared = reduce(np.intersect1d, (curve.round for curve in curves.values()))
     at = {run: np.searchsorted(curve.round, shared) for run, curve in curves.items()}
     accuracy = 100 * np.stack([curve.accuracy[at[run]] for run, curve in curves.items()])
-    spent = [curve.seconds[at[run]] for run, curve in curves.items() if curve.seconds is not None]
-    seconds = np.mean(spent, axis=0) if spent else None
+    each = [curve.spent[at[run]] for run, curve in curves.items() if curve.spent is not None]
+    spent = np.mean(each, axis=0) if each else None
     mean, std = accuracy.mean(axis=0), accuracy.std(axis=0)
     low, high = (mean - std, mean + std) if band == "std" else (accuracy.min(axis=0), accuracy.max(axis=0))
     hover, data, several = f"{unit} %{{x}}: %{{y:.2f}} %", [], len(curves) > 1
     if several:
         hover += " (%{customdata[0]:.2f} to %{customdata[1]:.2f})"
         data += [low, high]
-    if seconds is not None and seconds.any():
+    if over == "rounds" and spent is not None and np.isfinite(spent).all() and spent.any():
         hover += f"<br>%{{customdata[{len(data)}]:,.1f}} s of training"
-        data += [seconds]
+        data += [spent]
     step = max(1, len(shared) // MARKERS)
     return Trace(
-        shared.astype(np.float64) if x == "round" or seconds is None else seconds,
+        shared.astype(np.float64) if over == "rounds" or spent is None else spent,
         mean,
         row.look,
         row.label,
@@ -156,10 +179,9 @@ def _measured(metric: str | None) -> str:
     return "accuracy" if metric is None else measures.TITLES[metric] if metric == "auc" else measures.TITLES[metric].lower()
 
 
-def caption(found: Arranged, columns: Sequence[int], x: X, band: Band, metric: str | None = None) -> str:
+def caption(found: Arranged, columns: Sequence[int], over: Measure, band: Band, metric: str | None = None) -> str:
     counts = {len(cell) for (_, j), cell in found.cells.items() if j in columns}
-    over = "training rounds" if x == "round" else "training time, evaluation excluded"
     shaded = f" Lines: mean; bands: {BANDS[band]} over the runs." if max(counts) > 1 else ""
     settings = lettered([found.settings[j].title for j in columns])
     runs = f"{labels.between(counts, 'run')} per method.{shaded}"
-    return f"Test {_measured(metric)}, pooled over clients, over {over}: {settings}. {runs}"
+    return f"Test {_measured(metric)}, pooled over clients, over {OVER[over][0]}: {settings}. {runs}"

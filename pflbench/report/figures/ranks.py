@@ -39,12 +39,14 @@ BARS_ON_PAGE = (
 ROW, AROUND = 30, 100  # on a page, pixels in height: for a method, beside them
 
 
-def plot(engine: Engine, filters: Filters = Filters(), *, round_rule: RoundRule | str = "best") -> style.Drawing:
+def plot(
+    engine: Engine, filters: Filters = Filters(), *, round_rule: RoundRule | str = "best", at: str | None = None
+) -> style.Drawing:
     """The methods at their ranks; joined where the tests find a difference, and not between them.
 
-    Raises UserError for fewer than three rows or two settings that all of them have.
+    at: as of `budgets.parse`. Raises UserError for fewer than three rows or two settings that all of them have.
     """
-    table = ranks.build(engine, filters, round_rule=round_rule)
+    table = ranks.build(engine, filters, round_rule=round_rule, at=at)
     order = np.argsort(table.average, kind="stable").tolist()
     # Where Friedman's test finds no difference, Nemenyi's p say nothing.
     bars = joined(table.average[order], table.critical) if table.rejected else []

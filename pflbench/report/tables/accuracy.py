@@ -23,6 +23,7 @@ from pflbench.report.tables import cell as cellular
 from pflbench.report.tables import places
 from pflbench.report.tables.cell import Cell
 from pflbench.report.tables.grid import CellText, Column, Grid
+from pflbench.report.tables.machines import Machines
 from pflbench.report.tables.places import AccuracyColumn
 from pflbench.spec import LATER
 from pflbench.store.measures import COLUMNS, TITLES
@@ -154,6 +155,7 @@ def build(
     *,
     declared: TableNeeds | None = None,
     round_rule: RoundRule | str = "best",
+    at: str | None = None,
     paper: Paper | None = None,
     std: stats.Std = "population",
     ci: float | None = None,
@@ -166,10 +168,10 @@ def build(
     declared: the paper's table that is wanted, of whose rows and columns are shown those that the filters name. paper: 'auto'
     shows the paper's value where the protocol is the paper's, 'always' also where it is not (marked, with the differences),
     'never' not at all; by default always in a paper's table, else auto. std, ci, test, against: see `statistics.Statistics`.
-    metric: one of `measures.COLUMNS` instead of accuracy, beside which no paper's values stand.
+    at: as of `budgets.parse`. metric: one of `measures.COLUMNS` instead of accuracy, beside which no paper's values stand.
     Raises UserError for unknown names and when there is nothing to show.
     """
-    rule = selection.parse(round_rule) if isinstance(round_rule, str) else round_rule
+    rule = selection.parse(round_rule, at) if isinstance(round_rule, str) else round_rule
     if metric and (paper == "always" or test == stats.OVER_CLIENTS):
         raise UserError(
             "--metric excludes --paper always and --test wilcoxon-clients, which are about accuracy.", "Leave it out."
@@ -197,7 +199,8 @@ def build(
         ]
     if declared is None:
         left += baselines.note(found, baselines.of_any_method(engine, filters, rule))
-    notes = _notes(rule, wanted, rows, columns, declared, TITLES[metric] if metric else "Accuracy")
+    columns, machines = _with_machines(columns, rows) if rule.at and rule.at.measure == "seconds" else (columns, [])
+    notes = _notes(rule, wanted, rows, columns, declared, TITLES[metric] if metric else "Accuracy") + machines
     return AccuracyTable(str(rule), paper, wanted, rows, tuple(columns), (*notes, *left), declared, metric)
 
 
@@ -219,6 +222,20 @@ def _run(found: Arranged, j: int, rule: RoundRule, shown: Paper, wanted: stats.S
         tuple(cell.paper if cell else None for cell in cells),
         tuple(cellular.judge(cell, leader) if cell else None for cell in cells),
     )
+
+
+def _with_machines(columns: Sequence[AccuracyColumn], rows: Sequence[MethodLine]) -> tuple[list[AccuracyColumn], list[str]]:
+    """The columns with marks at cells with runs of another machine than most of the column, and notes."""
+    cells = {(i, j): cell for j, column in enumerate(columns) for i, cell in enumerate(column.cells) if cell}
+    machines = Machines.of({place: cell.made for place, cell in cells.items()})
+    marked = [
+        replace(
+            column,
+            cells=tuple(c and replace(c, elsewhere=machines.elsewhere.get((i, j), ())) for i, c in enumerate(column.cells)),
+        )
+        for j, column in enumerate(columns)
+    ]
+    return marked, machines.notes([row.label for row in rows])
 
 
 def _notes(

@@ -16,6 +16,7 @@ from pflbench.report import statistics as stats
 from pflbench.report.arrangement import TEST_LABELS
 from pflbench.report.paper import PrintedValue
 from pflbench.report.tables.grid import CellText, Column
+from pflbench.report.tables.machines import ELSEWHERE, made_on
 from pflbench.store.rounds import by_client
 from pflbench.store.runs import Result, RoundRule
 
@@ -44,6 +45,8 @@ class Cell:
     used: int  # rounds that went into the value of a run, at least
     best: bool = False
     optimism: float | None = None  # by how many points the runs' best rounds, chosen on test data, exceed their values
+    made: tuple[str, ...] = ()  # of each run the machine and its load
+    elsewhere: tuple[str, ...] = ()  # where seconds count, the machines that are not that of most runs of the setting
     interval: tuple[float, float] | None = None
     comparison: stats.Comparison | None = None
     clients: tuple[Mapping[int, float], ...] = ()  # of each run the accuracy by client, where the clients are compared
@@ -98,6 +101,7 @@ def make(
         differences=differences,
         used=min(run.used for run in runs),
         optimism=float(np.mean([100 * (run.best - run.value) for run in runs if run.best is not None and run.value is not None])),
+        made=tuple(map(made_on, runs)),
         interval=None if wanted.ci is None else stats.interval(values, wanted.ci),
     )
 
@@ -197,6 +201,7 @@ def record(cell: Cell | None, verdict: str | None) -> dict[str, Any]:
         "p_holm": compared and compared.adjusted,
         "median_client": cell and cell.median,
         "median_clients": cell.medians if cell else (),
+        "made_elsewhere": cell.elsewhere if cell else (),
         "difference": cell and cell.difference,
         "verdict": verdict,
         "runs": cell.runs if cell else (),
@@ -212,7 +217,7 @@ def ours(cell: Cell | None, with_n: bool) -> CellText:
     text = value(cell.mean, cell.std if cell.n > 1 else None)
     if cell.interval:
         text += f" [{cell.interval[0]:.2f}, {cell.interval[1]:.2f}]"
-    text += f" ({cell.n})" * with_n + f" {TEST_LABELS}" * cell.test_labels
+    text += f" ({cell.n})" * with_n + f" {TEST_LABELS}" * cell.test_labels + f" {ELSEWHERE}" * bool(cell.elsewhere)
     return CellText(text + " *" * cell.best, cell.best, cell.runs)
 
 

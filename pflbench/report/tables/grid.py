@@ -21,11 +21,13 @@ _LATEX = {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "†": r"$^\dagger$", "‡": r"$^\ddagger$",
     "<": "$<$", ">": "$>$", "|": r"\textbar{}", "[": "{[}", "]": "{]}", "*": "{*}",
     "\N{MINUS SIGN}": "$-$", "Σ": r"$\Sigma$", "α": r"$\alpha$", "β": r"$\beta$", "²": "$^2$",
+    "↑": r"$\uparrow$", "↓": r"$\downarrow$", "§": r"\S{}",
 }  # fmt: skip
 _MARKS = re.compile(r"[\\`*~$\[\]|&]|<(?=[A-Za-z/!?])|(?<!\w)_|_(?!\w)")  # what Markdown reads in a text, or HTML in that
 _COMMAND = re.compile(r"((?<!`)`[^`]+`(?!`))")
 _HEAD = 24  # characters of a head's line beyond which it is broken at its commas
 _BEST = {"text": "*", "markdown": "Bold", "latex": "Bold"}
+_PIPED = 120  # characters in a line of text where there is no terminal, as in a file
 _LATEX_COLUMN, _LATEX_PAGE = 50, 110  # characters in a column of text, and over a page in \footnotesize
 
 
@@ -80,7 +82,10 @@ class Grid:
 
 
 def render(table: Grid, format: str = "text", *, width: int | None = None) -> str:
-    """The table in one of FORMATS. `width` is that of the terminal (text only): what does not fit is split into blocks."""
+    """The table in one of FORMATS. `width` is that of the terminal (text only): what does not fit is split into blocks.
+
+    Without one the columns are split so as to be read, and notes are not.
+    """
     if format in _BEST and any(entry.best for column in table.columns for entry in column.entries):
         mark = f"{_BEST[format]}: the best of its column; beside means, a single run is never marked."
         table = replace(table, notes=(*table.notes, mark))
@@ -98,7 +103,7 @@ def _text(table: Grid, width: int | None) -> str:
     # Three more characters for each column: its padding and the line after it.
     widths = [max(len(line) for line in (*_lines(c), *(e.text for e in c.entries))) + 3 for c in columns]
     out = io.StringIO()
-    console = Console(file=out, width=max(width or 0, names + 3 + max(widths)) if width else names + sum(widths) + 8)
+    console = Console(file=out, width=max(width or _PIPED, names + 3 + max(widths)))
     for block in _blocks(columns, widths, console.width - names - 6):
         grid = RichTable(box=box.SIMPLE_HEAD)
         grid.add_column("", no_wrap=True, min_width=names)

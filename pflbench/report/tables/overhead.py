@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -22,12 +20,11 @@ from pflbench.report.selection import BEST, Filters
 from pflbench.report.tables.accuracy import Paper
 from pflbench.report.tables.cell import difference_notes
 from pflbench.report.tables.grid import CellText, Column, Grid
+from pflbench.report.tables.machines import ELSEWHERE, Machines, made_on
 from pflbench.store.rounds import Cost, costs
-from pflbench.store.runs import Result
 
 BASELINE = "fedavg"
 TOLERANCE = 0.5  # points
-ELSEWHERE = "§"
 TIMES = ("seconds_total", "seconds_round", "relative_to_fedavg")  # that are marked where runs were made elsewhere
 Means = dict[str, float | None]
 
@@ -79,11 +76,17 @@ def formula(method: str) -> str:
     return _OTHERS.get(base, plain)
 
 
+_FLOPS = (
+    "FLOPs: median over all rounds of reception and update, of all clients together; x FedAvg: as a multiple of FedAvg's in the "
+    "same setting."
+)
+
+
 @dataclass(frozen=True)
 class CostCell:
     """One method in one setting.
 
-    values: means over its runs, the multiple of FedAvg's round in the same setting, and what Table 3 has of the method where its
+    values: means over its runs, multiples of FedAvg's round in the same setting, and what Table 3 has of the method where its
     setting is the table's ("paper_..."); None where there is nothing. differences: what of the protocol is not the paper's.
     elsewhere: where or how its runs were made, if not as most of the setting.
     """
@@ -112,9 +115,14 @@ class OverheadTable:
         for j, setting in enumerate(self.found.settings):
             cells = [self.cells.get((i, j)) for i in range(len(self.found.rows))]
             compared = any(cell and cell.compared for cell in cells)
-            shown = [column for column in _COLUMNS if compared or not column[1].startswith("paper_")]
+            flops = [cell.values["flops"] for cell in cells if cell and cell.values["flops"] is not None]
+            prefix, factor = labels.prefix(max(flops, default=0))
+            hidden = ("paper_",) * (not compared) + ("flops",) * (not flops)
+            shown = [column for column in _COLUMNS if not column[1].startswith(hidden)]
             for k, (head, name, form, unit) in enumerate(shown):
                 above = ("",) * len(setting.head) if k else setting.head
+                if name == "flops":
+                    head, unit = (f"{prefix}FLOP", *head), 1 / factor
                 entries = [CellText(_text(cell, name, form, unit), runs=cell.runs if cell and k == 0 else ()) for cell in cells]
                 columns.append(Column((*above, *head), tuple(entries), beside=k > 0))
         records = tuple(
@@ -150,11 +158,8 @@ def build(engine: Engine, filters: Filters = Filters(), *, tolerance: float = TO
         raise UserError("None of these runs has a trained and evaluated round.", "`pflbench runs list` shows what there is.")
     known = {place: [spent[run.id] for run in runs if run.id in spent] for place, runs in sorted(found.cells.items())}
     means = {place: _mean(group) for place, group in known.items() if group}
-    made: dict[int, Counter[str]] = defaultdict(Counter)
-    for place in means:
-        made[place[1]].update(map(made_on, found.cells[place]))
-    usual = {j: counts.most_common(1)[0][0] for j, counts in made.items()}
-    cells = {place: _cell(means, found, place, paper, usual[place[1]]) for place in means}
+    machines = Machines.of({place: [made_on(run) for run in found.cells[place]] for place in means})
+    cells = {place: _cell(means, found, place, paper, machines.elsewhere.get(place, ())) for place in means}
     notes = (
         "Means over runs that differ in the seed. s/round: median over all rounds of reception and update, without evaluation; "
         "x FedAvg: as a multiple of FedAvg's in the same setting.",
@@ -162,9 +167,9 @@ def build(engine: Engine, filters: Filters = Filters(), *, tolerance: float = TO
         "of which ALA's initial stage.",
         "Communication of one participant in one round, down and up together: parameters, and as a multiple of the model's size "
         "Σ; α_f: the share of the feature extractor, M: the models that a client receives.",
+        *([_FLOPS] if any(cell.values["flops"] is not None for cell in cells.values()) else []),
         *_paper_notes(found, cells),
-        f"Made on: {'; '.join(dict.fromkeys(usual.values()))}.",
-        *_machine_notes(found, cells),
+        *machines.notes([row.label for row in found.rows]),
         *found.notes,
     )
     return OverheadTable(found, cells, notes)
@@ -181,30 +186,6 @@ def _paper_notes(found: Arranged, cells: Mapping[tuple[int, int], CostCell]) -> 
     ]
 
 
-def made_on(run: Result) -> str:
-    """The machine of a run and its load, of the record: 'AMD EPYC, 2 cores, 1 run at a time'."""
-    command = str(run.environment.get("command", ""))
-    asked = re.search(r"(?<!\S)(?:--jobs[ =]|-j ?)(\w+)", command)
-    jobs = asked[1] if asked else "auto" if " sweep " in command else "1"
-    packed = run.environment.get("pack", {}).get("runs", 1)
-    load = labels.counted(int(jobs), "run") if jobs.isdigit() else "several runs"
-    return ", ".join([
-        run.device or "unknown machine",
-        labels.counted(run.environment.get("cores") or 1, "core"),
-        f"{load} at a time",
-        *([f"{packed} seeds together"] if packed > 1 else []),
-    ])  # fmt: skip
-
-
-def _machine_notes(found: Arranged, cells: Mapping[tuple[int, int], CostCell]) -> list[str]:
-    others: dict[str, dict[str, None]] = defaultdict(dict)
-    for (i, _), cell in cells.items():
-        for made in cell.elsewhere:
-            others[made][found.rows[i].label] = None
-    marked = [f"{ELSEWHERE}: another machine or load: {made} ({', '.join(of)})." for made, of in others.items()]
-    return [*marked, "Times of different machines or loads do not compare."]
-
-
 def _mean(group: Sequence[Cost]) -> Means:
     rows = [asdict(cost) for cost in group]
     return {
@@ -212,10 +193,17 @@ def _mean(group: Sequence[Cost]) -> Means:
     }
 
 
-def _cell(means: Mapping[tuple[int, int], Means], found: Arranged, place: tuple[int, int], shown: Paper, usual: str) -> CostCell:
+def _cell(
+    means: Mapping[tuple[int, int], Means], found: Arranged, place: tuple[int, int], shown: Paper, elsewhere: tuple[str, ...]
+) -> CostCell:
     method, runs, cost = found.rows[place[0]].method, found.cells[place], means[place]
-    baselines = (mean["seconds_round"] for (i, j), mean in means.items() if (found.rows[i].method, j) == (BASELINE, place[1]))
-    own, baseline = cost["seconds_round"], next(baselines, None)
+    baselines = (mean for (i, j), mean in means.items() if (found.rows[i].method, j) == (BASELINE, place[1]))
+    baseline = next(baselines, {})
+
+    def multiple(name: str) -> float | None:
+        own, of = cost[name], baseline.get(name)
+        return own / of if own is not None and of else None
+
     (of_table_3,) = TABLES["overhead"].places
     differences: tuple[str, ...] = ()
     printed = None
@@ -224,11 +212,11 @@ def _cell(means: Mapping[tuple[int, int], Means], found: Arranged, place: tuple[
         printed = table_3().get(method) if shown == "always" or not differences else None
     values: dict[str, Any] = {
         **cost,
-        "relative_to_fedavg": own / baseline if own is not None and baseline else None,
+        "relative_to_fedavg": multiple("seconds_round"),
+        "flops_relative_to_fedavg": multiple("flops"),
         "formula": formula(method),
         **(printed or dict.fromkeys(table_3()[BASELINE])),
     }
-    elsewhere = tuple(dict.fromkeys(made for run in runs if (made := made_on(run)) != usual))
     return CostCell(values, tuple(run.id for run in runs), differences if printed else (), elsewhere)
 
 
@@ -242,7 +230,7 @@ def _text(cell: CostCell | None, name: str, form: str, unit: float) -> str:
     return text + " †" * (is_paper and bool(cell.differences)) + f" {ELSEWHERE}" * (name in TIMES and bool(cell.elsewhere))
 
 
-# Head, name of the value, its format and unit.
+# Head, name of the value, its format and unit; those of FLOPs begin with the unit, which the largest value decides.
 _COLUMNS: tuple[tuple[tuple[str, ...], str, str, float], ...] = (
     (("best %",), "best", ".2f", 100),
     (("rounds to", "convergence"), "converged", ".0f", 1),
@@ -255,6 +243,8 @@ _COLUMNS: tuple[tuple[tuple[str, ...], str, str, float], ...] = (
     (("paper", "s/round"), "paper_seconds_round", ",.1f", 1),
     (("x FedAvg",), "relative_to_fedavg", ".2f", 1),
     (("paper", "x FedAvg"), "paper_relative_to_fedavg", ".2f", 1),
+    (("per round",), "flops", ".4g", 1),
+    (("FLOPs", "x FedAvg"), "flops_relative_to_fedavg", ".2f", 1),
     (("communi-", "cation"), "formula", "", 1),
     (("x Σ",), "multiple", ".4g", 1),
     (("paper", "x Σ"), "paper_multiple", ".4g", 1),

@@ -98,7 +98,7 @@ def _collected(
     ours = [run for run in every if run.method in methods and where[run.protocol] is not None]
     if not ours:
         raise _nothing(declared)
-    found = filters.unnamed().arranged(engine, ours)
+    found = filters.unnamed().arranged(engine, ours, rule)
     if declared.places[0].central:
         runs = [run for cell in found.cells.values() for run in cell]
         tested = by_series(engine, runs, CENTRAL, rule)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +20,18 @@ from pflbench.report.labels import counted
 from pflbench.report.selection import Filters
 from pflbench.report.statistics import LEVEL, p_text
 from pflbench.report.tables.grid import CellText, Column, Grid
-from pflbench.store.runs import RoundRule
+from pflbench.report.tables.machines import ELSEWHERE, Machines, made_on
+from pflbench.store.runs import RoundRule, RunScope, results
 
 _ROWS, _SETTINGS = 3, 2  # that ranks need
+_PASSES, _PASSED = "↑", "↓"
 _FEWEST = 10  # settings, below which the distribution of Friedman's statistic is only roughly that of chi squared
+
+
+_FLIPS = (
+    f"{_PASSES}: ranks better than a row that ranks better without --at; {_PASSED}: ranks worse than one that ranks worse "
+    "without it. Both ranks are of the same runs."
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +39,9 @@ class Ranks:
     """Rows from the best average rank on. accuracy: mean over seeds in percent, [rows, settings]. average: 1 is best, ties share.
 
     statistic, p: Friedman's. nemenyi: p of each pair of rows. critical: ranks further apart than this differ at 0.05.
-    findings: how it was tested and with what result, in words. left_out: which runs do not count.
+    findings: how it was tested and with what result, in words. left_out: which runs do not count. unlimited: the average ranks of
+    the same runs without the rule's budget, if it has one. elsewhere: where seconds count, by row the machines that are not that
+    of most runs of a setting.
     """
 
     round_rule: str
@@ -43,6 +56,8 @@ class Ranks:
     runs: tuple[tuple[int, ...], ...]  # by row
     findings: tuple[str, ...]
     left_out: tuple[str, ...]
+    unlimited: npt.NDArray[np.float64] | None = None
+    elsewhere: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def rejected(self) -> bool:
@@ -56,10 +71,14 @@ class Ranks:
     def grid(self) -> Grid:
         names = tuple(row.label for row in self.rows)
         means = self.accuracy.mean(axis=1)
-        ranks = tuple(CellText(f"{rank:.2f}" + " *" * (i == 0), i == 0, self.runs[i]) for i, rank in enumerate(self.average))
+        marks = [f" {ELSEWHERE}" * bool(self.elsewhere.get(i)) for i in range(len(names))]
+        ranks = tuple(
+            CellText(f"{rank:.2f}{marks[i]}" + " *" * (i == 0), i == 0, self.runs[i]) for i, rank in enumerate(self.average)
+        )
         p = (CellText(""), *(CellText(p_text(float(p))) for p in self.nemenyi[1:, 0]))
         columns = (
             Column(("average", "rank"), ranks),
+            *([Column(("rank", "without --at"), tuple(map(CellText, self._unlimited())))] if self.unlimited is not None else []),
             Column(("mean over", "settings"), tuple(CellText(f"{mean:.2f}") for mean in means)),
             Column(("p (Nemenyi)", f"against {names[0]}"), p),
         )
@@ -70,6 +89,7 @@ class Ranks:
                 "hyperparameters": row.hyperparameters,
                 "round_rule": self.round_rule,
                 "average_rank": float(self.average[i]),
+                **self._record(i),
                 "mean": float(means[i]),
                 "nemenyi": {name: float(p) for k, (name, p) in enumerate(zip(names, self.nemenyi[i], strict=True)) if k != i},
                 "runs": self.runs[i],
@@ -82,15 +102,41 @@ class Ranks:
             "critical_difference": self.critical,
         }
         runs = tuple(run for row in self.runs for run in row)
-        return Grid("Average ranks", names, columns, self.notes, records, runs, document)
+        notes = self.notes if self.unlimited is None else (*self.findings, _FLIPS, *self.left_out)
+        return Grid("Average ranks", names, columns, notes, records, runs, document)
+
+    def flips(self, i: int) -> dict[str, list[str]]:
+        """The rows whose order with row i is the opposite without the budget: those that i passes, and that pass it."""
+        if self.unlimited is None:
+            return {}
+        here, there = self.average - self.average[i], self.unlimited - self.unlimited[i]
+        passes, passed = (here > 0) & (there < 0), (here < 0) & (there > 0)
+        return {mark: [self.rows[k].label for k in np.flatnonzero(of)] for mark, of in ((_PASSES, passes), (_PASSED, passed))}
+
+    def _unlimited(self) -> list[str]:
+        assert self.unlimited is not None
+        marks = ("".join(mark for mark, of in self.flips(i).items() if of) for i in range(len(self.rows)))
+        return [f"{rank:.2f} {mark}".rstrip() for rank, mark in zip(self.unlimited, marks, strict=True)]
+
+    def _record(self, i: int) -> dict[str, Any]:
+        if self.unlimited is None:
+            return {}
+        flips = self.flips(i)
+        return {
+            "rank_without_at": float(self.unlimited[i]),
+            "passes": tuple(flips[_PASSES]),
+            "passed_by": tuple(flips[_PASSED]),
+            "made_elsewhere": self.elsewhere.get(i, ()),
+        }
 
 
-def build(engine: Engine, filters: Filters = Filters(), *, round_rule: RoundRule | str = "best") -> Ranks:
+def build(engine: Engine, filters: Filters = Filters(), *, round_rule: RoundRule | str = "best", at: str | None = None) -> Ranks:
     """Ranks by the mean over seeds, over settings in which every row has runs; rows with too few settings are left out.
 
+    at: as of `budgets.parse`; then the ranks of the same runs without it stand beside them.
     Raises UserError for fewer than three rows or two such settings: then there is nothing to test.
     """
-    rule = selection.parse(round_rule) if isinstance(round_rule, str) else round_rule
+    rule = selection.parse(round_rule, at) if isinstance(round_rule, str) else round_rule
     found = filters.select(engine, rule)
     rows, full = _complete(found)
     if len(rows) < _ROWS or len(full) < _SETTINGS:
@@ -98,9 +144,22 @@ def build(engine: Engine, filters: Filters = Filters(), *, round_rule: RoundRule
             f"Ranks need three rows with runs in the same two settings; here are {len(rows)} with {len(full)}.",
             "Choose methods that were run in the same settings with -m: `pflbench table accuracy` shows which.",
         )
-    accuracy = np.array([[np.mean([100 * (run.value or 0.0) for run in found.cells[i, j]]) for j in full] for i in rows])
+    values = {run.id: run.value for run in found.runs}
+    accuracy = _means(values, found, rows, full)
     average, statistic, p = friedman(accuracy)
     order = np.argsort(average, kind="stable")
+    findings, unlimited = _findings(rule, len(rows), len(full), statistic, p), None
+    elsewhere: dict[int, tuple[str, ...]] = {}
+    if rule.at is not None:
+        whole = results(engine, RunScope(frozenset(values)), replace(rule, at=None))
+        unlimited = friedman(_means({run.id: run.value for run in whole}, found, rows, full))[0][order]
+    if rule.at is not None and rule.at.measure == "seconds":
+        made = {(k, j): [made_on(run) for run in found.cells[rows[i], j]] for k, i in enumerate(order) for j in full}
+        machines = Machines.of(made)
+        for k in range(len(order)):
+            others = chain.from_iterable(of for (row, _), of in machines.elsewhere.items() if row == k)
+            elsewhere[k] = tuple(dict.fromkeys(others))
+        findings += tuple(machines.notes([found.rows[rows[i]].label for i in order]))
     missing = len(found.settings) - len(full)
     left_out = (f"Left out: {counted(missing, 'setting')} without runs of every row.",) if missing else ()
     held = Counter(i for i, _ in found.cells)
@@ -118,9 +177,18 @@ def build(engine: Engine, filters: Filters = Filters(), *, round_rule: RoundRule
         nemenyi=nemenyi(average[order], len(full)),
         critical=critical_difference(len(rows), len(full)),
         runs=tuple(tuple(run.id for j in full for run in found.cells[rows[k], j]) for k in order),
-        findings=_findings(rule, len(rows), len(full), statistic, p),
+        findings=findings,
         left_out=(*left_out, *found.notes),
+        unlimited=unlimited,
+        elsewhere=elsewhere,
     )
+
+
+def _means(
+    values: Mapping[int, float | None], found: Arranged, rows: Sequence[int], settings: Sequence[int]
+) -> npt.NDArray[np.float64]:
+    """Means over seeds in percent, [rows, settings]. values: by run."""
+    return np.array([[np.mean([100 * (values[run.id] or 0.0) for run in found.cells[i, j]]) for j in settings] for i in rows])
 
 
 def _complete(found: Arranged) -> tuple[list[int], list[int]]:
