@@ -215,7 +215,6 @@ def setting_differences(spec: dict[str, Any], place: Place) -> tuple[str, ...]:
     items: list[tuple[str, Any, Any]] = [  # (name, the run's value, the place's value) of everything that affects the result
         ("data", labels.label_title(place.data), labels.label_title(place.dataset)),
         ("clients", partition["clients"], place.clients),
-        ("new clients", train.get("new_clients", 0), place.new_clients),
         ("join ratio", train["join_ratio"], place.join_ratio),
         ("rounds", train["rounds"], place.rounds),
         ("local epochs", train["local_epochs"], place.local_epochs),
@@ -225,7 +224,7 @@ def setting_differences(spec: dict[str, Any], place: Place) -> tuple[str, ...]:
         ("optimizer", train["optimizer"], "sgd"),
         ("weight decay", train["weight_decay"] or 0, 0),
     ]
-    items += [(name.replace("_", " "), train.get(name, default), default) for name, default in LATER.items()]
+    items += [(name.replace("_", " "), train.get(name, usual), getattr(place, name, usual)) for name, usual in LATER.items()]
     if place.central:
         items.append(("partition", partition["scheme"], "unknown"))
         if place.balanced is not None:
