@@ -44,6 +44,14 @@ _ITEMS = {
     "train.lr_schedule": "lr schedule {}",
     "train.lr_step_every": "lr step every {} rounds",
     "train.lr_gamma": "lr gamma {}",
+    "train.join_ratio_low": "join ratio from {}",
+    "train.dropout": "dropout {}",
+    "train.slowest": "slowest device 1/{}",
+    "train.flops_per_second": "{} FLOP/s",
+    "train.bandwidth": "{} bytes/s",
+    "train.latency": "latency {} s",
+    "train.deadline": "deadline {} s",
+    "train.upload": "upload {}",
     "version": "v{}",
 }
 # Plain local training by SGD, tested on clients' own data.

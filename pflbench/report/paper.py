@@ -221,6 +221,8 @@ def setting_differences(spec: dict[str, Any], place: Place) -> tuple[str, ...]:
         ("optimizer", train["optimizer"], "sgd"),
         ("weight decay", train["weight_decay"] or 0, 0),
     ]
+    behaviour = ("join_ratio_low", "dropout", "deadline", "upload")
+    items += [(key.replace("_", " "), train[key], "absent") for key in behaviour if key in train]
     if place.central:
         items.append(("partition", partition["scheme"], "unknown"))
         if place.balanced is not None:

@@ -96,11 +96,12 @@ def estimate(spec: RunSpec, data: FederationData, how: Execution, device: str) -
     workspace = 0 if fed.optimizer is None else WORKSPACE * row + optimizer
     # The optimizer's state may last for each model of a client that is trained.
     lasting = 0 if spec.train.optimizer_state == "fresh" else len({"model", methods.load(spec.method.name).tested_model})
+    left_out = fed.size * row if spec.train.kept_share is not None else 0  # by topk
     # Of this round and the last one, and of the tests of clients outside the cohort.
     states = 3 if spec.train.tests_outsiders else 2
     return Needs(
         data=samples.x.nbytes + samples.y.nbytes,
-        models=states * (kept + lasting * fed.size * optimizer) + 2 * len(fed.cohort(1)) * (row + optimizer),
+        models=states * (kept + lasting * fed.size * optimizer + left_out) + 2 * len(fed.cohort(1)) * (row + optimizer),
         batch_norm=states * fed.size * fed.dtype.itemsize * fed.flat.buffer_size,
         copies=2 * row + optimizer + workspace,
         activations=step - row,
