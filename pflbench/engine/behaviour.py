@@ -28,7 +28,7 @@ class Clock:
 
     def seconds(self, down: NDArray[Any], up: NDArray[Any]) -> NDArray[np.float64]:
         """Of each client's round, [N]. down, up: bytes, [N]."""
-        return 2 * self.latency + (down + up) / self.bandwidth + self.compute
+        return np.asarray(2 * self.latency + (down + up) / self.bandwidth + self.compute)
 
 
 def upload_bytes(train: TrainSpec, width: int, word: int) -> int:

@@ -47,7 +47,7 @@ class Report:
 
 
 def _table(name: str, title: str, **more: Any) -> Report:
-    return Report("table", name, title, f"tables.{name}", **more)
+    return Report("table", name, title, f"tables.{name.replace('-', '_')}", **more)
 
 
 def _printed(name: str, title: str) -> Report:
@@ -62,6 +62,7 @@ def _plot(name: str, title: str, **more: Any) -> Report:
 _TABLES = (
     _table("accuracy", "Accuracy of each method in each setting, mean and std over seeds", printed="table2"),
     _table("overhead", "Time, communication and memory of each method"),
+    _table("time-to-accuracy", "Rounds, bytes and seconds until a method reaches an accuracy"),
     _table("ranks", "Average ranks of the methods over all settings"),
     _printed("table2", "Table 2: accuracy in the paper's settings, run or not"),
     _printed("heterogeneity", "Table 4: accuracy by beta"),

@@ -109,13 +109,15 @@ class CommunicationRound:
     @property
     def bytes_up(self) -> NDArray[np.int64]:
         """What each client sent so far, [N]."""
-        sent, ledger = self.traffic, self.training.ledger
-        return self.training.dtype.itemsize * (sent[:, PARAMS_UP] + sent[:, SCALARS_UP]) - ledger.spared
+        return self._bytes(PARAMS_UP, SCALARS_UP) - self.training.ledger.spared
 
     @property
     def bytes_down(self) -> NDArray[np.int64]:
         """What each client received so far, [N]."""
-        return self.training.dtype.itemsize * (self.traffic[:, PARAMS_DOWN] + self.traffic[:, SCALARS_DOWN])
+        return self._bytes(PARAMS_DOWN, SCALARS_DOWN)
+
+    def _bytes(self, *counters: int) -> NDArray[np.int64]:
+        return np.asarray(self.training.dtype.itemsize * self.traffic[:, counters].sum(axis=1))
 
     @property
     def traffic(self) -> NDArray[np.int64]:

@@ -32,6 +32,7 @@ RANKED = ("fedprox", "fedprox+ala", "ditto", "ditto+ala", "fedrep", "fedrep+ala"
 OPTIONS: dict[str, dict[str, Any]] = {
     "accuracy": {"filters": Filters(datasets=("fashionmnist", "agnews")), "test": "t"},
     "overhead": {"filters": Filters(models=("resnet18", "fasttext")), "paper": "always"},
+    "time-to-accuracy": {"filters": Filters(models=("resnet18", "fasttext"))},
     "ranks": {"filters": Filters(RANKED, partitions=("Dir(0.1)",))},
 }
 
