@@ -16,7 +16,7 @@ INDEX = 4  # bytes of the position of an entry that topk keeps
 
 
 @dataclass(frozen=True)
-class Clock:
+class ClientClock:
     """Simulated devices and networks. compute: seconds of a client's plain local training, [N]; latency: seconds, each way.
 
     bandwidth: bytes per second, each way; inf: transfers take no time.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pflbench.engine import evaluation, local, optimizers, rng
 from pflbench.engine.batches import Plan, passes
-from pflbench.engine.behaviour import Clock, compressed, upload_bytes
+from pflbench.engine.behaviour import ClientClock, compressed, upload_bytes
 from pflbench.engine.flat import Flat
 from pflbench.engine.requests import Executor
 from pflbench.errors import Diverged
@@ -84,7 +84,7 @@ class Federation:
         self.validation_indices: Sequence[np.ndarray] = ()
         self.n = torch.tensor([len(i) for i in train_indices], dtype=self.dtype, device=self.device)
         self.optimizer = optimizers.of(protocol)
-        self.clock: Clock | None = None
+        self.clock: ClientClock | None = None
         self.t = 0
         self.receiving = False
         self.observing = False

@@ -7,7 +7,7 @@ import torch
 
 from pflbench.engine import rng
 from pflbench.engine.batches import batch_sizes
-from pflbench.engine.behaviour import Clock
+from pflbench.engine.behaviour import ClientClock
 from pflbench.engine.flat import Flat
 from pflbench.engine.requests import ALL
 from pflbench.engine.samples import Samples
@@ -17,7 +17,7 @@ from pflbench.run.counting import COUNTED, Costs
 from pflbench.run.prepared import Prepared
 
 
-def clock(run: Prepared) -> Clock | None:
+def clock(run: Prepared) -> ClientClock | None:
     """None if the protocol has none. Raises UserError if FLOPs of the user's own model cannot be counted."""
     train, clients = run.spec.train, len(run.data.partition.train)
     if not train.has_clock:
@@ -26,7 +26,7 @@ def clock(run: Prepared) -> Clock | None:
     if train.flops_per_second is not None:
         speeds = rng.speeds(getattr(run.spec.partition, "seed", 0), clients, train.slowest)
         compute = _flops(run) / (train.flops_per_second * speeds)
-    return Clock(compute, train.bandwidth or float("inf"), train.latency)
+    return ClientClock(compute, train.bandwidth or float("inf"), train.latency)
 
 
 def _flops(run: Prepared) -> np.ndarray:

@@ -14,7 +14,7 @@ from pflbench.contract.small import EXECUTORS, in_a_pack, tensors, train
 from pflbench.contract.suite import federation, make
 from pflbench.engine import behaviour, rng
 from pflbench.engine import federation as federation_module
-from pflbench.engine.behaviour import Clock, compressed, upload_bytes
+from pflbench.engine.behaviour import ClientClock, compressed, upload_bytes
 from pflbench.engine.federation import PARAMS_DOWN, PARAMS_UP
 from pflbench.methods import METHODS
 from pflbench.run.round import CommunicationRound
@@ -182,7 +182,7 @@ def test_executors_agree(name: str) -> None:
 
 
 def clocked(fed: Any, compute: list[float], **network: float) -> Any:
-    fed.clock = Clock(np.array(compute), **network)
+    fed.clock = ClientClock(np.array(compute), **network)
     return fed
 
 

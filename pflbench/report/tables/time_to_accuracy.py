@@ -21,7 +21,7 @@ SHARE = 0.9  # of a setting's best accuracy: its target unless one is asked for
 _COLUMNS = (
     ("rounds", "round", ".4g", 1),
     ("MB", "bytes", ".4g", 1e-6),
-    ("s", "seconds", ".3g", 1),
+    ("s", "seconds", ".2f", 1),
     ("simulated s", "seconds_simulated", ".4g", 1),
 )
 
