@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from contextlib import suppress
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 Value = bool | int | float | str | None
 
@@ -189,6 +190,15 @@ class TrainSpec(Spec):
     new_every: int = later(0, ge=0)  # rounds between their tests; 0: after the last round alone
     new_epochs: int = later(5, ge=0)  # of adaptation; they are tested after each
     new_samples: int | None = later(None, ge=1)  # that each adapts on, at most
+    # Behaviour of clients (methods.md 2.14).
+    join_ratio_low: float | None = later(None, gt=0, le=1)  # each round's ratio is drawn from [join_ratio_low, join_ratio]
+    dropout: float = later(0.0, ge=0, lt=1)
+    slowest: float = later(1.0, ge=1)  # how many times slower the slowest device may be than the fastest
+    flops_per_second: float | None = later(None, gt=0)  # of the fastest device
+    bandwidth: float | None = later(None, gt=0)  # bytes per second, each way
+    latency: float = later(0.0, ge=0)  # seconds, each way
+    deadline: float | None = later(None, gt=0)  # simulated seconds
+    upload: str = later("full")  # full, int8 or topk:SHARE
 
     @property
     def floats(self) -> Literal["float32", "float64"]:
@@ -198,7 +208,27 @@ class TrainSpec(Spec):
     @property
     def tests_outsiders(self) -> bool:
         """Whether clients outside a round's cohort are tested in it, and therefore initialised as well."""
-        return self.evaluate == "all" and self.join_ratio < 1
+        return self.evaluate == "all" and not self.everyone_joins
+
+    @property
+    def everyone_joins(self) -> bool:
+        """Whether every cohort is all clients."""
+        return self.join_ratio == 1 and self.join_ratio_low is None
+
+    @property
+    def mean_join_ratio(self) -> float:
+        return self.join_ratio if self.join_ratio_low is None else (self.join_ratio_low + self.join_ratio) / 2
+
+    @property
+    def has_clock(self) -> bool:
+        """Whether rounds take simulated seconds."""
+        return self.flops_per_second is not None or self.bandwidth is not None or self.latency > 0
+
+    @property
+    def kept_share(self) -> float | None:
+        """The share of an upload's entries that topk keeps; None for another form of uploads."""
+        form, _, share = self.upload.partition(":")
+        return float(share) if form == "topk" else None
 
     @property
     def plain_sgd(self) -> bool:
@@ -219,7 +249,10 @@ class TrainSpec(Spec):
         if not isinstance(values, dict):
             return values
         found = dict(values)
-        if found.get("join_ratio", 1.0) == 1 and found.get("evaluate") in (None, "participants"):
+        if found.get("join_ratio_low") == found.get("join_ratio", 1.0):
+            found["join_ratio_low"] = None  # a ratio drawn from one number
+        whole = found.get("join_ratio", 1.0) == 1 and found.get("join_ratio_low") is None
+        if whole and found.get("evaluate") in (None, "participants"):
             found["evaluate"] = "all"  # the two rules are one: it must not split keys
         # PyTorch's defaults, written out. Without AdamW a decay of 0 is none: it must not split keys either.
         usual = {"momentum": ("momentum", 0.9), "adamw": ("weight_decay", 0.01), "step": ("lr_gamma", 0.1)}
@@ -242,6 +275,27 @@ class TrainSpec(Spec):
         for name in ("new_every", "new_epochs", "new_samples"):
             if not self.new_clients and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"--{name.replace('_', '-')} needs --new-clients")
+        return self
+
+    @field_validator("upload")
+    @classmethod
+    def _form_of_uploads(cls, text: str) -> str:
+        form, _, share = text.partition(":")
+        with suppress(ValueError):
+            if form == "topk" and 0 < float(share) <= 1:
+                return f"topk:{float(share):.12g}"  # one key for 0.1 and 0.10
+        if text not in ("full", "int8"):
+            raise ValueError("it is none of full, int8 and topk:SHARE with a share above 0, at most 1")
+        return text
+
+    @model_validator(mode="after")
+    def _clients_can_behave_so(self) -> TrainSpec:
+        if self.join_ratio_low is not None and self.join_ratio_low > self.join_ratio:
+            raise ValueError(f"--join-ratio-low {self.join_ratio_low:g} is above --join-ratio {self.join_ratio:g}")
+        if self.slowest > 1 and self.flops_per_second is None:
+            raise ValueError("--slowest needs --flops-per-second, the speed of the fastest device")
+        if self.deadline is not None and not self.has_clock:
+            raise ValueError("--deadline needs a clock: --flops-per-second, --bandwidth or --latency")
         return self
 
 

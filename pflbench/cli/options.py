@@ -321,6 +321,35 @@ TRAINING = group(
     new_epochs=option(int, "--new-clients: they adapt for so many epochs, and are tested after each. Default: 5."),
     new_samples=option(int, "--new-clients: at most so many training samples of each. Default: all.", metavar="N"),
 )
+BEHAVIOUR = group(
+    "Behaviour of clients",
+    join_ratio_low=option(
+        float, "In each round draw the join ratio uniformly from this to --join-ratio. Default: always --join-ratio.", metavar="R"
+    ),
+    dropout=option(
+        float, "Probability with which a client fails after its training: the round's work is lost. Default: 0.", metavar="P"
+    ),
+    flops_per_second=option(
+        float, "Speed of the fastest device: local training then takes simulated time. Default: it takes none.", metavar="X"
+    ),
+    slowest=option(
+        float,
+        "Devices are up to so many times slower than the fastest: log-uniform, by --partition-seed. Default: 1.",
+        metavar="F",
+    ),
+    bandwidth=option(
+        float, "Bytes per second of each client's network, each way. Default: transfers take no time.", metavar="BYTES"
+    ),
+    latency=option(float, "Simulated latency of each client's network, each way. Default: 0.", metavar="SECONDS"),
+    deadline=option(
+        float, "Simulated time of a round: the work of clients that would take longer is lost. Default: none.", metavar="SECONDS"
+    ),
+    upload=option(
+        str,
+        "int8: clients send the change of a model as 8-bit integers; topk:0.01: its largest 1 %, the rest later. Default: full.",
+        metavar="full|int8|topk:SHARE",
+    ),
+)
 EXECUTION = group(
     "Execution",
     device=option(
@@ -427,4 +456,4 @@ EXECUTORS = group(
 )
 Plugins = MAIN["plugins"].annotation
 Checkpoints = EXECUTION["checkpoints"].annotation
-ALL = {**MAIN, **PARTITION, **TRAINING, **EXECUTION}
+ALL = {**MAIN, **PARTITION, **TRAINING, **BEHAVIOUR, **EXECUTION}

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pflbench.store.sweeps import SweepState
 
 
-@o.taking(asked={**o.MAIN, **o.PARTITION, **o.TRAINING}, executed=o.EXECUTION)
+@o.taking(asked={**o.MAIN, **o.PARTITION, **o.TRAINING, **o.BEHAVIOUR}, executed=o.EXECUTION)
 def run(
     asked: o.Given,
     executed: o.Given,

@@ -49,7 +49,9 @@ app = typer.Typer(
 
 @app.command(cls=LongCommand)
 @o.taking(
-    asked={**_MAIN, **o.PARTITION, **o.TRAINING}, executed=o.without(o.EXECUTION, "trajectory", "force"), workers=o.EXECUTORS
+    asked={**_MAIN, **o.PARTITION, **o.TRAINING, **o.BEHAVIOUR},
+    executed=o.without(o.EXECUTION, "trajectory", "force"),
+    workers=o.EXECUTORS,
 )
 def run(
     *,

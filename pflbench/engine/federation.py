@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pflbench.engine import evaluation, local, optimizers, rng
 from pflbench.engine.batches import Plan, passes
+from pflbench.engine.behaviour import ClientClock, compressed, upload_bytes
 from pflbench.engine.flat import Flat
 from pflbench.engine.requests import Executor
 from pflbench.errors import Diverged
@@ -27,10 +28,12 @@ class Ledger:
     """What one round has cost and shown."""
 
     traffic: npt.NDArray[np.int64]  # [N, 4]: what each client sent and received, in the order of COUNTERS (methods.md 1.18)
+    spared: npt.NDArray[np.int64]  # [N]: bytes that compressed uploads are shorter by (2.14)
     train_loss: dict[str, float] = field(default_factory=dict)  # by model
     artifacts: dict[str, np.ndarray] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     trained: Tensor | None = None  # [c, P] the cohort's local models after local training, if `Federation.keep_trained`
+    compressed: int = 0  # uploads so far
 
     def follow(self, client: int, S: Tensor, before: Tensor, after: Tensor) -> None:
         """Keeps a client's model before and after local training, [2, P], if it is in S; over all parts of the training."""
@@ -56,8 +59,8 @@ class Federation:
     """N clients; `S` is everywhere a cohort, client ids in ascending order [c] (int64, on the device).
 
     Matrices have one row per client: [N, P] for all, [c, P] for a cohort. Only `buffers` change between rounds: those of
-    BatchNorm, which belong to a client and one of its models and travel only if the protocol says so (methods.md 4.3), and the
-    states of optimizers, which never travel (2.3).
+    BatchNorm, which belong to a client and one of its models and travel only if the protocol says so (methods.md 4.3), the
+    states of optimizers (2.3) and what topk has not sent yet (2.14), which never travel.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Federation:
         self.validation_indices: Sequence[np.ndarray] = ()
         self.n = torch.tensor([len(i) for i in train_indices], dtype=self.dtype, device=self.device)
         self.optimizer = optimizers.of(protocol)
+        self.clock: ClientClock | None = None
         self.t = 0
         self.receiving = False
         self.observing = False
@@ -132,7 +136,7 @@ class Federation:
         return now
 
     def _new_ledger(self) -> Ledger:
-        return Ledger(np.zeros((self.size, len(COUNTERS)), dtype=np.int64))
+        return Ledger(np.zeros((self.size, len(COUNTERS)), dtype=np.int64), np.zeros(self.size, dtype=np.int64))
 
     def initial(self) -> Tensor:
         """Theta^0, [P]: the same on server and clients."""
@@ -151,8 +155,9 @@ class Federation:
         return np.flatnonzero([len(i) > 0 for i in self.train_indices])
 
     def cohort(self, t: int) -> Tensor:
-        """S_t: int(rho * N) clients."""
-        size = int(self.protocol.join_ratio * self.size)
+        """S_t: int(rho * N) clients; with a random rho (methods.md 2.14) at least one."""
+        ratio, low = self.protocol.join_ratio, self.protocol.join_ratio_low
+        size = int(ratio * self.size) if low is None else max(1, int(rng.join_ratio(self.seed, t, low, ratio) * self.size))
         return torch.from_numpy(rng.cohort(self.seed, t, self.candidates(), size)).to(self.device)
 
     def rows(self, models: Tensor, S: Tensor) -> Tensor:
@@ -187,15 +192,39 @@ class Federation:
         assert others is not None, "rows of the cohort need a place among everyone's"
         return others.index_copy(0, S, received)
 
-    def collect(self, rows: Tensor, S: Tensor, *, scalars: int | npt.NDArray[np.int64] = 0) -> Tensor:
-        """Clients -> server: rows [c, ...], counted; raises Diverged for a non-finite upload, which is never averaged."""
+    def collect(
+        self, rows: Tensor, S: Tensor, *, scalars: int | npt.NDArray[np.int64] = 0, since: Tensor | float | None = None
+    ) -> Tensor:
+        """Clients -> server: rows [c, ...], counted; raises Diverged for a non-finite upload, which is never averaged.
+
+        Returns what the server gets. since: what both have and compressed uploads are the change of ([P], [c, P], or 0.0 where
+        the rows are changes themselves); without it, rows are never compressed (methods.md 2.14).
+        """
         self.require_finite(rows, S, "upload")
         clients = S.cpu().numpy()
         self.ledger.traffic[clients, PARAMS_UP] += rows.shape[-1]
         self.ledger.traffic[clients, SCALARS_UP] += scalars
         if self._initialise is not None:
             self.uploads.append(rows)
-        return rows
+        return rows if self.protocol.upload == "full" or not rows.shape[-1] else self._compressed(rows, S, since)
+
+    def _compressed(self, rows: Tensor, S: Tensor, since: Tensor | float | None) -> Tensor:
+        """The rows as the server gets them; what topk leaves out is added to the client's next upload of the same kind."""
+        protocol, width, word = self.protocol, rows.shape[1], rows.itemsize
+        if since is None:
+            full = f"{width:,} numbers of each upload are sent in full, since the server has nothing that they are a change of."
+            self.ledger.note("upload", f"--upload {protocol.upload}: {full}")
+            return rows
+        change, memory = rows - since, f"left out of upload {self.ledger.compressed}"
+        if protocol.kept_share is not None:
+            self.buffers.setdefault(memory, rows.new_zeros(self.size, width))
+            change += self.buffers[memory][S]
+        sent = compressed(protocol, change)
+        if protocol.kept_share is not None:
+            self.buffers[memory][S] = change - sent
+        self.ledger.compressed += 1
+        self.ledger.spared[S.cpu().numpy()] += word * width - upload_bytes(protocol, width, word)
+        return since + sent
 
     def shares(self, S: Tensor) -> Tensor:
         """q_i(S) = n_i / sum of n_j over S, [c] (methods.md 0.1)."""

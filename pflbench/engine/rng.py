@@ -27,6 +27,21 @@ def cohort(seed: int, t: int, candidates: np.ndarray, size: int) -> np.ndarray:
     return np.sort(stream(seed, "cohort", t).choice(candidates, size, replace=False))
 
 
+def join_ratio(seed: int, t: int, low: float, high: float) -> float:
+    """The ratio of round t, uniformly from [low, high) (methods.md 2.14)."""
+    return float(low + (high - low) * stream(seed, "join ratio", t).random())
+
+
+def failures(seed: int, t: int, clients: int, probability: float) -> np.ndarray:
+    """Which of all clients would fail in round t if they joined it, [N] bool (methods.md 2.14)."""
+    return np.asarray(stream(seed, "dropout", t).random(clients) < probability)
+
+
+def speeds(seed: int, clients: int, slowest: float) -> np.ndarray:
+    """Of the clients' devices, as shares of the fastest possible: log-uniform from (1 / slowest, 1], [N] (methods.md 2.14)."""
+    return np.asarray(slowest ** -stream(seed, "speed").random(clients))
+
+
 def subset(seed: int, t: int, client: int, samples: np.ndarray, percent: float, contiguous: bool) -> np.ndarray:
     """D^{s,t}: max(1, int(s / 100 * n)) of a client's samples (methods.md 1.14).
 

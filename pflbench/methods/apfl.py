@@ -89,7 +89,7 @@ class APFL(FedAvg):
         v_S = done["v"] if self.variant == "paper" else torch.lerp(done["w"], done["v"], done["alpha"])
         alpha = put(s.alpha, S, done["alpha"])
         fed.ledger.observe("apfl_alpha", alpha.squeeze(1))
-        w = fed.mean(fed.collect(done["w"], S), S, self.aggregation)
+        w = fed.mean(fed.collect(done["w"], S, since=s.w), S, self.aggregation)
         return replace(s, w=w, v=put(s.v, S, v_S), alpha=alpha)
 
     def deployed(self, s: APFLState) -> Tensor:

@@ -71,6 +71,7 @@ class APPLE(Method):
     venue = "IJCAI 2022"
     algorithm = "Algorithm 1"
     category = "personalized FL: learned aggregation"
+    upload_refused = "its server and its clients have one copy of each client's model"
     ala_refused = "its clients download several models, and ALA mixes one with the local model"
     optimizer_refused = "cores and relationships descend at once; momentum is a hyperparameter of its own, apple.momentum"
     # The buffers are those of the personal model, which does not travel.
@@ -91,9 +92,10 @@ class APPLE(Method):
     momentum: float = hyper(0.0, "momentum of the core model's SGD, anew in each round (the authors' code: 0.9)", ge=0, lt=1)
 
     def check(self, train: TrainSpec) -> Iterator[str]:
-        if train.join_ratio < 1:
+        if not train.everyone_joins:
             raise UserError(
-                f"APPLE is a cross-silo method: all clients take part in every round, but the join ratio is {train.join_ratio}.",
+                "APPLE is a cross-silo method: all clients take part in every round, "
+                f"but the join ratio is {train.join_ratio_low or train.join_ratio}.",
                 "Use --join-ratio 1.",
             )
         yield from ()

@@ -93,6 +93,7 @@ class Method(ABC):
     ala_refused: ClassVar[str] = ""
     own_parts: ClassVar[str] = ""  # what it has beside the user's model, with the number of parameters (`model`)
     optimizer_refused: ClassVar[str] = ""  # why local training needs SGD (methods.md 2.3)
+    upload_refused: ClassVar[str] = ""  # why its uploads cannot be compressed (methods.md 2.14)
 
     def model(self, backbone: nn.Module) -> nn.Module:
         """The module that is trained: the user's model, or one around it with parts of the method's own (methods.extended)."""

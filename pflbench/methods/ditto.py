@@ -42,7 +42,7 @@ class Ditto(FedAvg):
         v_S = fed.sgd(
             s.v[S], S, epochs=self.personal_epochs, model="personal", penalty=proximal, anchor=centre, strength=self.lam
         )
-        w_S = fed.collect(self.train(fed, s, S), S)
+        w_S = fed.collect(self.train(fed, s, S), S, since=s.w)
         return replace(s, w=fed.mean(w_S, S, self.aggregation), v=put(s.v, S, v_S))
 
     def deployed(self, s: DittoState) -> Tensor:

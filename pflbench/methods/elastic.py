@@ -57,7 +57,8 @@ class Elastic(Method):
         B, D = zip(*(self.split(fed, client) for client in S.tolist()), strict=True)
         n = fed.n.new_tensor([len(D_k) for D_k in D])
         Omega = self._sensitivity(fed, s, S, B, n)
-        theta_S = fed.collect(fed.sgd(fed.rows(s.theta, S), S, plan=fed.batches(S, samples=D)), S)
+        theta_S = fed.sgd(fed.rows(s.theta, S), S, plan=fed.batches(S, samples=D))
+        theta_S = fed.collect(theta_S, S, since=s.theta)
         # The poster's Delta_k = theta_k - theta, subtracted, would lead away from the clients.
         Delta = s.theta - (n / n.sum()) @ theta_S
         return replace(s, theta=s.theta - self.eta_s * elasticity(fed.flat, Omega, self.tau) * Delta)

@@ -44,7 +44,7 @@ class FedALA(ALA, FedAvg):
 
     def update(self, fed: Federation, s: FedALAState, S: Tensor) -> FedALAState:
         theta_S = fed.sgd(take(s.theta, S), S)
-        w = fed.mean(fed.collect(theta_S, S), S)
+        w = fed.mean(fed.collect(theta_S, S, since=s.w), S)
         return replace(s, w=w, theta=put(s.theta, S, theta_S), ala=s.ala.after_training(S))
 
     def deployed(self, s: FedALAState) -> Tensor:

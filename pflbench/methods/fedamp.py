@@ -35,6 +35,7 @@ class MessagePassing(Method):
     authors = "Huang, Chu, Zhou, Wang, Liu, Pei, Zhang"
     venue = "AAAI 2021"
     category = "personalized FL: personalized aggregation"
+    upload_refused = "its server and its clients have one copy of each client's model"
     depends_on_cohort = True
     ala_decides: ClassVar[Mapping[str, Any]] = {"start": "cloud"}
     shared_models = ()  # a client's BatchNorm buffers belong to its personal model, which no other client gets
@@ -56,10 +57,10 @@ class MessagePassing(Method):
         return self.alpha_k * self.alpha_decay ** ((t - 1) // self.alpha_every)
 
     def check(self, train: TrainSpec) -> Iterator[str]:
-        if train.join_ratio < 1 and not self.partial:
+        if not train.everyone_joins and not self.partial:
             raise UserError(
                 f"{self.title} is a cross-silo method: all clients take part in every round, "
-                f"but the join ratio is {train.join_ratio:g}.",
+                f"but the join ratio is {train.join_ratio_low or train.join_ratio:g}.",
                 f"Use --join-ratio 1, or --set {self.title.lower()}.partial=true: "
                 "then each round's clients attend to one another only.",
             )

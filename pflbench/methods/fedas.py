@@ -84,7 +84,7 @@ class FedAS(Method):
 
     def update(self, fed: Federation, s: FedASState, S: Tensor) -> FedASState:
         theta_S, fisher = fed.sgd(s.start[S], S, columns=fed.flat.columns(["net"])), self.weights == "fisher"
-        base_S = fed.collect(theta_S[:, self.shared(fed)], S, scalars=int(fisher))
+        base_S = fed.collect(theta_S[:, self.shared(fed)], S, scalars=int(fisher), since=s.base)
         shares = fed.shares(S)
         if fisher:
             traces = self.traces(fed, theta_S, S)

@@ -37,7 +37,7 @@ class FedAvg(Method):
 
     def update(self, fed: Federation, s: Any, S: Tensor) -> Any:
         theta_S = self.train(fed, s, S)
-        return replace(s, w=fed.mean(fed.collect(theta_S, S), S))
+        return replace(s, w=fed.mean(fed.collect(theta_S, S, since=s.w), S))
 
     def train(self, fed: Federation, s: Any, S: Tensor) -> Tensor:
         """theta_i for i in S: E epochs from the received model, [c, P]."""

@@ -64,7 +64,7 @@ class FedBABU(Method):
         base = self.shared(fed)
         theta_S = fed.sgd(fed.rows(s.w, S), S, columns=base)
         w = s.w.clone()
-        w[base] = fed.mean(fed.collect(theta_S[:, base], S), S, self.aggregation)
+        w[base] = fed.mean(fed.collect(theta_S[:, base], S, since=s.w[base]), S, self.aggregation)
         return replace(s, w=w)
 
     def deployed(self, s: FedBABUState) -> Tensor:

@@ -59,7 +59,7 @@ class FedBN(Method):
 
     def update(self, fed: Federation, s: FedBNState, S: Tensor) -> FedBNState:
         theta_S = fed.sgd(s.theta[S], S)
-        w_S = fed.collect(theta_S[:, self.travelling(fed)], S)
+        w_S = fed.collect(theta_S[:, self.travelling(fed)], S, since=s.w)
         return FedBNState(fed.mean(w_S, S, self.aggregation), put(s.theta, S, theta_S))
 
     def deployed(self, s: FedBNState) -> Tensor:

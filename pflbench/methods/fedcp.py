@@ -130,7 +130,7 @@ class FedCP(Method):
             per_step={"noise": self.noise(fed, plan, S)},
         )
         theta_S[:, global_head] = (theta_S[:, head] + theta_S[:, global_head]) / 2
-        w = fed.mean(fed.collect(theta_S[:, base_with(fed, *SHARED)], S), S, self.aggregation)
+        w = fed.mean(fed.collect(theta_S[:, base_with(fed, *SHARED)], S, since=s.w), S, self.aggregation)
         return FedCPState(w, put(s.theta, S, theta_S))
 
     def noise(self, fed: Federation, plan: Plan, S: Tensor) -> Tensor:

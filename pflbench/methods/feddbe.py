@@ -105,7 +105,7 @@ class FedDBE(Method):
         theta_S[:, mean] = 0
         objective = partial(towards_consensus, kappa=self.kappa, momentum=self.momentum)
         theta_S = fed.sgd(theta_S, S, columns=slice(0, consensus.start), summed=mean, objective=objective)
-        w = fed.mean(fed.collect(theta_S[:, self.shared(fed)], S), S, self.aggregation)
+        w = fed.mean(fed.collect(theta_S[:, self.shared(fed)], S, since=s.w), S, self.aggregation)
         return replace(s, w=w, theta=put(s.theta, S, theta_S))
 
     def deployed(self, s: FedDBEState) -> Tensor:

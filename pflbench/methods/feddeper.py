@@ -60,7 +60,7 @@ class FedDeper(Method):
         given: StepArguments = {"x": s.x, "eta": fed.lr, "rho": self.rho}
         done = fed.train_by(step, y_S, S, carry={"y": y_S, "v": s.v[S]}, given=given, plan=plan, models=("model", "personal"))
         v_S = (1 - self.lam) * done["v"] + self.lam * done["y"]
-        change = fed.collect(done["y"] - s.x, S)
+        change = fed.collect(done["y"] - s.x, S, since=0.0)
         return FedDeperState(x=s.x + fed.mean(change, S, self.aggregation), v=put(s.v, S, v_S))
 
     def deployed(self, s: FedDeperState) -> Tensor:

@@ -57,7 +57,8 @@ class FedDyn(Method):
         n_S = fed.n[S].unsqueeze(1)
         strength = self.alpha * (fed.n.sum() / clients / n_S if self.scale else torch.ones_like(n_S))
         theta_S = fed.sgd(fed.rows(s.w, S), S, penalty=dynamic, anchor=s.w, drift=s.drift[S], strength=strength)
-        change_S = fed.collect(theta_S, S) - s.w
+        theta_S = fed.collect(theta_S, S, since=s.w)
+        change_S = theta_S - s.w
         mean_drift = s.mean_drift + change_S.sum(0) / clients
         w = fed.mean(theta_S, S, self.aggregation) + mean_drift
         return FedDynState(w, put(s.drift, S, s.drift[S] + change_S), mean_drift)

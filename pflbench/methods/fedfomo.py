@@ -50,6 +50,7 @@ class FedFomo(Method):
     venue = "ICLR 2021"
     algorithm = "Algorithm 1"
     category = "personalized FL: personalized aggregation"
+    upload_refused = "its server and its clients have one copy of each client's model"
     ala_refused = "its clients download several models, and ALA mixes one with the local model"
     shared_models = ()  # losses are measured, and models trained, with the client's own BatchNorm buffers
 

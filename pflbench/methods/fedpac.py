@@ -116,8 +116,9 @@ class FedPAC(Method):
         theta_S = self.train(fed, s, S, means)
         means = fed.class_means(theta_S, S)[0]
         fed.require_finite(torch.cat([H, V.unsqueeze(1), means.flatten(1)], dim=1), S, "upload")
-        base_S = fed.collect(theta_S[:, base], S)
-        heads_S = fed.collect(theta_S[:, head], S, scalars=2 * s.prototypes.numel() + fed.flat.classes + 1)
+        base_S = fed.collect(theta_S[:, base], S, since=s.base)
+        statistics = 2 * s.prototypes.numel() + fed.flat.classes + 1
+        heads_S = fed.collect(theta_S[:, head], S, scalars=statistics, since=s.theta[S, head])
 
         theta_S[:, head] = head_weights(H, V, self.min_weight) @ heads_S
         counted = counts if self.prototypes == "weighted" else (counts > 0).to(counts)

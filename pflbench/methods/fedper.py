@@ -61,7 +61,7 @@ class FedPer(Method):
 
     def update(self, fed: Federation, s: FedPerState, S: Tensor) -> FedPerState:
         theta_S = fed.sgd(s.theta[S], S)
-        base_S = fed.collect(theta_S[:, self.shared(fed)], S)
+        base_S = fed.collect(theta_S[:, self.shared(fed)], S, since=s.base)
         return FedPerState(fed.mean(base_S, S, self.aggregation), put(s.theta, S, theta_S))
 
     def deployed(self, s: FedPerState) -> Tensor:

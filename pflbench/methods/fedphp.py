@@ -81,7 +81,7 @@ class FedPHP(FedAvg):
         reference = s.p[S] if self.variant == "paper" else fed.rows(s.w, S)
         objective = partial(with_mmd, lam=self.lam, kernel=self.kernel)
         w_S = fed.sgd(fed.rows(s.start, S), S, objective=objective, references=(reference,))
-        after = replace(s, w=fed.mean(fed.collect(w_S, S), S), z=put(s.z, S, s.z[S] + 1))
+        after = replace(s, w=fed.mean(fed.collect(w_S, S, since=s.w), S), z=put(s.z, S, s.z[S] + 1))
         if self.variant == "fedala2022":
             return replace(after, start=put(s.start, S, w_S))
         mu_t = self._memory(fed, s.z[S]).unsqueeze(1)
@@ -89,7 +89,7 @@ class FedPHP(FedAvg):
 
     def _memory(self, fed: Federation, z: Tensor) -> Tensor:
         """mu_t: grows with each participation, from 0 to mu at the expected number of participations."""
-        expected = max(int(fed.protocol.join_ratio * fed.protocol.rounds), 1)
+        expected = max(int(fed.protocol.mean_join_ratio * fed.protocol.rounds), 1)
         return (self.mu * z.to(fed.dtype) / expected).clamp(0, self.mu)
 
     def deployed(self, s: FedPHPState) -> Tensor:

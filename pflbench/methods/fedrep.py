@@ -59,7 +59,7 @@ class FedRep(Method):
         base = self.shared(fed)
         theta_S = fed.sgd(s.theta[S], S, columns=fed.flat.head, plan=fed.batches(S, self.tau, purpose="batches/head"))
         theta_S = fed.sgd(theta_S, S, columns=base)
-        phi = fed.mean(fed.collect(theta_S[:, base], S), S, self.aggregation)
+        phi = fed.mean(fed.collect(theta_S[:, base], S, since=s.phi), S, self.aggregation)
         return FedRepState(phi, put(s.theta, S, theta_S))
 
     def deployed(self, s: FedRepState) -> Tensor:

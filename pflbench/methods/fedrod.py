@@ -90,7 +90,7 @@ class FedRoD(Method):
         prior, theta_S = fed.flat.columns(["prior"]), s.theta[S]
         theta_S[:, prior] = self.priors(fed, S)
         theta_S = fed.sgd(theta_S, S, columns=slice(0, prior.start), objective=both_losses)
-        w = fed.mean(fed.collect(theta_S[:, self.shared(fed)], S), S, self.aggregation)
+        w = fed.mean(fed.collect(theta_S[:, self.shared(fed)], S, since=s.w), S, self.aggregation)
         return FedRoDState(w, put(s.theta, S, theta_S))
 
     def priors(self, fed: Federation, S: Tensor) -> Tensor:

@@ -137,7 +137,7 @@ def part_of(flat: Flat, part: Part) -> slice:
 
 
 def warn_of_outsiders(train: TrainSpec) -> Iterator[str]:
-    if train.join_ratio < 1 and train.evaluate == "all":
+    if train.tests_outsiders:
         yield "clients outside the cohort are fine-tuned too, only to be tested (evaluate=participants would spare that)."
 
 

@@ -118,7 +118,7 @@ class GPFL(Method):
         extra, anchors = fed.flat.columns(SHARED), fed.flat.columns(["anchors"])
         objective, penalty = partial(guided, lam=self.lam), partial(decay, mu=self.mu, start=extra.start, stop=extra.stop)
         theta_S = fed.sgd(s.theta[S], S, columns=slice(0, extra.stop), objective=objective, penalty=penalty)
-        w = fed.mean(fed.collect(theta_S[:, base_with(fed, *SHARED)], S), S, self.aggregation)
+        w = fed.mean(fed.collect(theta_S[:, base_with(fed, *SHARED)], S, since=s.w), S, self.aggregation)
         theta_S[:, anchors.stop :] = means(fed, theta_S, S)
         return GPFLState(w, put(s.theta, S, theta_S), put(s.trained, S, torch.ones_like(s.trained[S])))
 

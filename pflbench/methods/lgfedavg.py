@@ -47,7 +47,7 @@ class LGFedAvg(Method):
 
     def update(self, fed: Federation, s: LGFedAvgState, S: Tensor) -> LGFedAvgState:
         theta_S = fed.sgd(s.theta[S], S)
-        top_S = fed.collect(theta_S[:, self.shared(fed)], S)
+        top_S = fed.collect(theta_S[:, self.shared(fed)], S, since=s.top)
         return LGFedAvgState(fed.mean(top_S, S, self.aggregation), put(s.theta, S, theta_S))
 
     def deployed(self, s: LGFedAvgState) -> Tensor:

@@ -65,5 +65,5 @@ class MOON(FedAvg):
     def update(self, fed: Federation, s: MOONState, S: Tensor) -> MOONState:
         objective = partial(with_contrast, mu=self.mu, tau=self.tau)
         theta_S = fed.sgd(fed.rows(s.start, S), S, objective=objective, references=(fed.rows(s.w, S), s.theta[S]))
-        w = fed.mean(fed.collect(theta_S, S), S, self.aggregation)
+        w = fed.mean(fed.collect(theta_S, S, since=s.w), S, self.aggregation)
         return replace(s, w=w, theta=put(s.theta, S, theta_S))

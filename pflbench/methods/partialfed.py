@@ -140,7 +140,7 @@ class PartialFed(FedAvg):
             theta_S, learned = fed.sgd(fed.rows(s.start, S), S), s
         else:
             theta_S, learned = self._alternate(fed, s, S)
-        w = fed.mean(fed.collect(theta_S, S), S)
+        w = fed.mean(fed.collect(theta_S, S, since=s.w), S)
         return replace(learned, w=w, theta=put(s.theta, S, theta_S))
 
     def deployed(self, s: PartialFedState) -> Tensor:

@@ -80,7 +80,7 @@ class PerFedAvg(FedAvg):
         return replace(s, start=start, adapted=put(s.adapted, S, self._adapt(fed, fed.rows(start, S), S)))
 
     def update(self, fed: Federation, s: PerFedAvgState, S: Tensor) -> PerFedAvgState:
-        w_S = fed.collect(self.train(fed, s, S), S)
+        w_S = fed.collect(self.train(fed, s, S), S, since=s.w)
         return replace(s, w=fed.mean(w_S, S, self.aggregation))
 
     def train(self, fed: Federation, s: PerFedAvgState, S: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ class PFedMe(FedAvg):
         w = fed.rows(s.start, S)
         constants: dict[str, Argument] = {"eta": fed.lr, "eta_p": self.eta_p, "lam": self.lam, "c2": self.c2, "K": self.K}
         done = fed.train_by(moreau, w, S, carry={"theta": w, "w": w}, given={**constants, "reset": self.theta_reset == "batch"})
-        mean = fed.mean(fed.collect(done["w"], S), S, self.aggregation)
+        mean = fed.mean(fed.collect(done["w"], S, since=s.w), S, self.aggregation)
         return replace(
             s,
             w=(1 - self.beta) * s.w + self.beta * mean,

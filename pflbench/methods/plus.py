@@ -46,7 +46,7 @@ class PlusALA(Method):
         return self.base.shared_models
 
     def check(self, train: TrainSpec) -> Iterator[str]:
-        if self.base.depends_on_cohort and self.ala.ala_all and train.join_ratio < 1:
+        if self.base.depends_on_cohort and self.ala.ala_all and not train.everyone_joins:
             raise UserError(
                 f"ala_all does not go with {self.base.title} at a join ratio below 1: its cohort decides what is received.",
                 "Leave out ala_all, or use --join-ratio 1, where it changes nothing.",

@@ -63,6 +63,7 @@ _TABLES = (
     _table("accuracy", "Accuracy of each method in each setting, mean and std over seeds", printed="table2"),
     _table("overhead", "Time, communication and memory of each method"),
     _table("clients", "Clients that are worse off than with Local or FedAvg, by how much, and the worst tenth"),
+    _table("time-to-accuracy", "Rounds, bytes and seconds until a method reaches an accuracy"),
     _table("ranks", "Average ranks of the methods over all settings"),
     _table("new-clients", "Accuracy of clients that never joined, over the epochs that they adapt"),
     _printed("table2", "Table 2: accuracy in the paper's settings, run or not"),

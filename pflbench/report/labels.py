@@ -49,6 +49,14 @@ _ITEMS = {
     "train.new_every": "new clients every {} rounds",
     "train.new_epochs": "{} epochs of new clients",
     "train.new_samples": "{} samples of new clients",
+    "train.join_ratio_low": "join ratio from {}",
+    "train.dropout": "dropout {}",
+    "train.slowest": "slowest device 1/{}",
+    "train.flops_per_second": "{} FLOP/s",
+    "train.bandwidth": "{} bytes/s",
+    "train.latency": "latency {} s",
+    "train.deadline": "deadline {} s",
+    "train.upload": "upload {}",
     "version": "v{}",
 }
 # Plain local training by SGD, tested on clients' own data.

@@ -98,11 +98,12 @@ def estimate(spec: RunSpec, data: FederationData, how: Execution, device: str) -
     lasting = 0 if spec.train.optimizer_state == "fresh" else len({"model", methods.load(spec.method.name).tested_model})
     # What new clients begin with, and have adapted before and after an epoch.
     new = 3 * spec.train.new_clients * (row + optimizer)
+    left_out = fed.size * row if spec.train.kept_share is not None else 0  # by topk
     # Of this round and the last one, and of the tests of clients outside the cohort.
     states = 3 if spec.train.tests_outsiders else 2
     return Needs(
         data=samples.x.nbytes + samples.y.nbytes,
-        models=states * (kept + lasting * fed.size * optimizer) + 2 * len(fed.cohort(1)) * (row + optimizer) + new,
+        models=states * (kept + lasting * fed.size * optimizer + left_out) + 2 * len(fed.cohort(1)) * (row + optimizer) + new,
         batch_norm=states * fed.size * fed.dtype.itemsize * fed.flat.buffer_size,
         copies=2 * row + optimizer + workspace,
         activations=step - row,

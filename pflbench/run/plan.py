@@ -115,6 +115,15 @@ class RunOptions:
     new_every: int | None = None
     new_epochs: int | None = None
     new_samples: int | None = None
+    # behaviour of clients
+    join_ratio_low: float | None = None
+    dropout: float | None = None
+    slowest: float | None = None
+    flops_per_second: float | None = None
+    bandwidth: float | None = None
+    latency: float | None = None
+    deadline: float | None = None
+    upload: str | None = None
 
 
 def plan(wanted: RunOptions, parsed: Parsed | None = None) -> list[RunSpec]:
@@ -154,6 +163,7 @@ def warnings(specs: Sequence[RunSpec]) -> list[str]:
     """The methods' warnings about the protocol, each once. Raises UserError for combinations that cannot work."""
     for spec in specs:
         _require_optimizer(spec)
+        _require_upload(spec)
     return list(dict.fromkeys(f"{s.method.name}: {text}" for s in specs for text in methods.make(s.method).check(s.train)))
 
 
@@ -165,6 +175,16 @@ def _require_optimizer(spec: RunSpec) -> None:
     asked = "weight decay" if spec.train.optimizer == "sgd" else f"--optimizer {spec.train.optimizer}"
     fitting = ", ".join(name for name in methods.METHODS if not methods.card(name).optimizer_refused)
     raise UserError(f"{cls.title} does not work with {asked}: {cls.optimizer_refused}.", f"Methods that do: {fitting}.")
+
+
+def _require_upload(spec: RunSpec) -> None:
+    """Raises UserError for compressed uploads of a method that would compress the client's own model with them."""
+    cls = methods.load(spec.method.name)
+    if spec.train.upload != "full" and cls.upload_refused:
+        raise UserError(
+            f"{cls.title} does not work with --upload {spec.train.upload}: {cls.upload_refused}.",
+            f"Leave out --upload, or -m {spec.method.name}.",
+        )
 
 
 def preset_notes(wanted: RunOptions) -> list[str]:

@@ -35,6 +35,7 @@ FALLBACK = (
     "Python launches each of their kernels, which is slower the smaller the model is."
 )
 TRAFFIC = "traffic"  # artifact [N, 4] of every round: what each client sent and received, in the order of COUNTERS
+SURVIVORS = "survivors"  # artifact [c] of rounds that lose clients: the others of the cohort
 
 
 class RunRecord:
@@ -166,19 +167,22 @@ def as_begun(how: Execution, begun: Run | None, device: torch.device) -> Executi
 
 def cost(this: CommunicationRound) -> dict[str, Any]:
     """The columns of a round's cost, reception and update together. The traffic of each client becomes an artifact."""
-    ledger, word = this.training.ledger, this.training.dtype.itemsize
+    ledger, lost = this.training.ledger, len(this.S) - len(this.survivors)
     ledger.observe(TRAFFIC, this.traffic)
     flops = [this.flops[phase] for phase in (RECEPTION, UPDATE)]
+    if lost:
+        ledger.observe(SURVIVORS, this.survivors)
     sent = dict(zip(COUNTERS, this.traffic.sum(axis=0).tolist(), strict=True))
     return {
         **sent,
-        "bytes_up": word * (sent["params_up"] + sent["scalars_up"]),
-        "bytes_down": word * (sent["params_down"] + sent["scalars_down"]),
+        "bytes_up": int(this.bytes_up.sum()),
+        "bytes_down": int(this.bytes_down.sum()),
         "flops": None if None in flops else round(sum(filter(None, flops))),
         "seconds_receive": this.seconds[RECEPTION],
         "seconds_update": this.seconds[UPDATE],
         # The tested model may be a copy that is not trained itself.
         "train_loss": ledger.train_loss.get(this.method.tested_model, ledger.train_loss.get("model")),
+        "seconds_simulated": this.seconds_simulated,
         "participants": len(this.S),
         "peak_memory": devices.peak(this.training.device),
     }

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
 from itertools import count
 from typing import Any
 
@@ -15,8 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflbench.engine import rng
+from pflbench.engine.behaviour import upload_bytes
 from pflbench.engine.evaluation import Scores
-from pflbench.engine.federation import Federation
+from pflbench.engine.federation import PARAMS_DOWN, PARAMS_UP, SCALARS_DOWN, SCALARS_UP, Federation
 from pflbench.engine.flat import put
 from pflbench.errors import Diverged, UserError
 from pflbench.methods.base import Method
@@ -61,13 +63,18 @@ class CommunicationRound:
             return scores, evaluate_central(self.method, self.reception, received, central)
 
     def update(self, state: Any) -> Any:
-        """Local training, upload and aggregation, between the protocol's two steps for BatchNorm buffers (methods.md 4.3)."""
+        """Local training, upload and aggregation, between the protocol's two steps for BatchNorm buffers (methods.md 4.3).
+
+        Of clients that fail, or are late, it is as if they had not trained (2.14).
+        """
         fed, models = self.training, self.method.shared_models
         fed.executor.begin_round(self.t)
         with self._within(UPDATE):
-            fed.reset_buffers(self.S, models)
-            state = self.method.update(fed, state, self.S)
-            fed.average_buffers(self.S, models)
+            S = self.survivors
+            if len(S):
+                fed.reset_buffers(S, models)
+                state = self.method.update(fed, state, S)
+                fed.average_buffers(S, models)
             return state
 
     def evaluate_trained(self, received: Any, updated: Any) -> Scores:
@@ -77,10 +84,54 @@ class CommunicationRound:
         the local models before aggregation.
         """
         models, which, fed = self.method.deployed(updated), self.method.tested_model, self.training
-        if models.dim() == 1 or models is self.method.deployed(received):
-            assert fed.ledger.trained is not None, "a cohort trains"
-            models, which = put(fed.everyone(fed.initial()), self.S, fed.ledger.trained), "model"
-        return fed.evaluate(models, self.S, which)
+        if fed.ledger.trained is not None and (models.dim() == 1 or models is self.method.deployed(received)):
+            models, which = put(fed.everyone(fed.initial()), self.survivors, fed.ledger.trained), "model"
+        return fed.evaluate(models, self.survivors, which)
+
+    @cached_property
+    def survivors(self) -> Tensor:
+        """The clients of S whose training reaches the server; known after reception."""
+        fed, protocol = self.training, self.training.protocol
+        if not protocol.dropout and protocol.deadline is None:
+            return self.S
+        lost = rng.failures(fed.seed, self.t, fed.size, protocol.dropout) | self._late
+        return self.S[torch.from_numpy(~lost).to(fed.device)[self.S]]
+
+    @cached_property
+    def _late(self) -> NDArray[np.bool_]:
+        """[N]: whose round would end after the deadline, by what is known after reception.
+
+        An upload is taken to be as large as what the client received, at most one model.
+        """
+        fed, protocol, word = self.training, self.training.protocol, self.training.dtype.itemsize
+        if fed.clock is None or protocol.deadline is None:
+            return np.zeros(fed.size, dtype=np.bool_)
+        parameters, scalars = self.reception.ledger.traffic[:, [PARAMS_DOWN, SCALARS_DOWN]].T
+        up = [upload_bytes(protocol, width, word) for width in parameters.clip(max=fed.flat.size).tolist()]
+        return fed.clock.seconds(word * (parameters + scalars), np.array(up) + word * scalars) > protocol.deadline
+
+    @property
+    def seconds_simulated(self) -> float | None:
+        """The time of the slowest client of S, of a late one the deadline; None without a clock."""
+        fed = self.training
+        if fed.clock is None:
+            return None
+        seconds = fed.clock.seconds(self.bytes_down, self.bytes_up)
+        seconds[self._late] = fed.protocol.deadline or 0.0
+        return float(seconds[self.S.cpu().numpy()].max())
+
+    @property
+    def bytes_up(self) -> NDArray[np.int64]:
+        """What each client sent so far, [N]."""
+        return self._bytes(PARAMS_UP, SCALARS_UP) - self.training.ledger.spared
+
+    @property
+    def bytes_down(self) -> NDArray[np.int64]:
+        """What each client received so far, [N]."""
+        return self._bytes(PARAMS_DOWN, SCALARS_DOWN)
+
+    def _bytes(self, *counters: int) -> NDArray[np.int64]:
+        return np.asarray(self.training.dtype.itemsize * self.traffic[:, counters].sum(axis=1))
 
     @property
     def traffic(self) -> NDArray[np.int64]:

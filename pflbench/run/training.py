@@ -20,6 +20,7 @@ from pflbench.errors import Diverged, Occupied, Unreachable, UserError, Vanished
 from pflbench.run import record
 from pflbench.run.arithmetic import exact_arithmetic, memory_errors
 from pflbench.run.checkpoint import Checkpoints, Snapshot, owner
+from pflbench.run.clock import clock
 from pflbench.run.execution import Execution, find_device
 from pflbench.run.federation_data import FederationData, load_federation_data
 from pflbench.run.metrics import measure
@@ -93,6 +94,7 @@ def execute_on(
         _require_test_samples(spec, data)
         run = prepare(spec, data, device, as_begun(how, found, device))
         fed = run.federation(own)
+        fed.clock = clock(run)
         try:
             if data.central is not None:
                 require_global_model(spec.method.name, run.method, fed)

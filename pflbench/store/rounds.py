@@ -121,6 +121,19 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Reached:
+    """What a run has cost up to its first evaluated round with an accuracy.
+
+    bytes: of all clients, both ways. seconds: of reception and update, without evaluation. seconds_simulated: None: no clock.
+    """
+
+    round: int
+    bytes: int
+    seconds: float
+    seconds_simulated: float | None
+
+
+@dataclass(frozen=True)
 class Speed:
     """Seconds per round of one run: the sum of the medians of training and evaluation.
 
@@ -270,6 +283,23 @@ def costs(engine: Engine, run_ids: Collection[int], tolerance: float) -> dict[in
                 peak_memory=run.peak_memory,
             )
     return found
+
+
+def reached(engine: Engine, run_ids: Collection[int], accuracy: float) -> dict[int, Reached]:
+    """By run, if it has a round with at least this accuracy (a fraction; up to rounding)."""
+    mine = (RoundRow.run_id == RunRow.id) & (RoundRow.accuracy >= accuracy - 1e-9)
+    first = select(func.min(RoundRow.round)).where(mine).scalar_subquery()
+    base = select(RunRow.id, first.label("round")).where(RunRow.id.in_(run_ids)).subquery()
+    up_to = (RoundRow.run_id == base.c.id) & (RoundRow.round > 0) & (RoundRow.round <= base.c.round)
+    sums = (
+        func.coalesce(func.sum(RoundRow.bytes_up + RoundRow.bytes_down), 0),
+        func.coalesce(func.sum(_SPENT), 0.0),
+        func.sum(RoundRow.seconds_simulated),
+    )
+    totals = select(*(select(one).where(up_to).correlate(base).scalar_subquery() for one in sums))
+    query = totals.add_columns(base.c.id, base.c.round).where(base.c.round.is_not(None))
+    with reading(engine) as c:
+        return {run: Reached(t, int(sent), spent, simulated) for sent, spent, simulated, run, t in c.execute(query)}
 
 
 def speeds(engine: Engine, among: RunScope, methods: Collection[str]) -> list[Speed]:

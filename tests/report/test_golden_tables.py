@@ -351,6 +351,35 @@ def test_what_is_sent_is_what_its_formula_says(made: Callable[[str], Grid], raw:
     assert seen == {"0", "2 Σ", "3 Σ", "(1 + M) Σ", "2 α_f Σ"}
 
 
+def test_time_to_accuracy(made: Callable[[str], Grid], raw: Raw) -> None:
+    """To nine tenths of the best of each setting; of every run the sums of its rounds up to the first one there."""
+    best = {ids: max(raw.of(run)["accuracy"].max() for run in ids) for ids in cells(raw.runs)}
+    found, never = records(made("time-to-accuracy")), 0
+    assert set(found) == set(best)
+    for ids, record in found.items():
+        assert record["target"] == pytest.approx(0.9 * max(best[other] for other in best if beside(found[other], record)))
+        rows = [raw.of(run) for run in ids]
+        reached = [(rows_, rows_.index[rows_["accuracy"] >= record["target"] - 1e-9]) for rows_ in rows]
+        sums = [
+            {
+                "round": at[0],
+                "bytes": of.loc[1 : at[0], ["bytes_up", "bytes_down"]].to_numpy().sum(),
+                "seconds": of.loc[1 : at[0], ["seconds_receive", "seconds_update"]].to_numpy().sum(),
+            }
+            for of, at in reached
+            if len(at)
+        ]
+        assert record["reached"] == len(sums)
+        means = pd.DataFrame(sums, columns=["round", "bytes", "seconds"], dtype=float).mean()
+        assert pd.Series(record)[means.index].astype(float).to_dict() == pytest.approx(means.to_dict(), rel=1e-9, nan_ok=True)
+        never += not sums
+    assert never
+
+
+def beside(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return bool((a["protocol"], a["setting"]) == (b["protocol"], b["setting"]))
+
+
 def test_ranks(made: Callable[[str], Grid], raw: Raw) -> None:
     runs = raw.where("beta == 0.1").query("method in @RANKED")
     means = runs.groupby(["setting", "method"])["value"].mean().unstack().dropna()[list(RANKED)]
@@ -386,6 +415,6 @@ def test_the_text_of_every_table(engine: Engine) -> None:
 
 def test_every_table_is_compared() -> None:
     """A new one needs runs in tests/golden/build.py and numbers here."""
-    assert set(TABLES) == {*PLACES, "accuracy", "overhead", "clients", "ranks", "new-clients"}
+    assert set(TABLES) == {*PLACES, "accuracy", "overhead", "time-to-accuracy", "clients", "ranks", "new-clients"}
     assert set(LINES) | {"elastic", "partitions"} == set(PLACES)
     assert len(METHODS) == 10

@@ -219,6 +219,8 @@ def test_a_difference_of_one_method_is_told_of_that_method_only(engine: Engine) 
         ({"local_epochs": 2}, "local epochs 2 instead of 1"),
         ({"join_ratio": 0.5}, "join ratio 0.5 instead of 1"),
         ({"eval_every": 10}, "evaluation interval 10 instead of 1"),
+        ({"dropout": 0.2}, "dropout 0.2"),
+        ({"upload": "int8"}, "upload int8"),
         ({"partition": {"scheme": "dirichlet", "beta": 0.1, "clients": 10}}, "clients 10 instead of 20"),
         ({"partition": {"scheme": "dirichlet", "beta": 0.1, "clients": 20, "seed": 3}}, "partition seed 3 instead of 1"),
         ({"method": "ditto", "hyperparameters": {**HYPERPARAMETERS["ditto"], "lam": 1}}, "lam 1 instead of 0.1"),
