@@ -133,7 +133,7 @@ def test_bytes_are_those_sent_and_parameters_those_meant(upload: str) -> None:
     this = CommunicationRound(make("scaffold"), fed, 1)
     this.update(this.receive(make("scaffold").init(fed)))
     P, joined = fed.flat.size, np.isin(np.arange(3), this.S)
-    each = 2 * (P + 8 if upload == "int8" else int(0.1 * P) * 12)
+    each = 2 * P + 8 if upload == "int8" else int(0.1 * 2 * P) * 12
     assert this.bytes_up.tolist() == (joined * each).tolist()
     assert this.traffic[:, PARAMS_UP].tolist() == (joined * 2 * P).tolist()
     assert this.bytes_down.tolist() == (joined * 2 * P * 8).tolist()
