@@ -20,7 +20,7 @@ class Report:
     """A table or a figure. module: in `pflbench.report`.
 
     refuses: which of `selection.Filters` do not belong to it. as_printed: whether it has the rows and places of the paper's
-    table, run or not; printed: the table that shows its runs so.
+    table, run or not; printed: the table that shows its runs so. reproducible: whether `needed` says which runs it is made of.
     """
 
     kind: Kind
@@ -30,6 +30,7 @@ class Report:
     refuses: tuple[str, ...] = ()
     as_printed: bool = False
     printed: str = ""
+    reproducible: bool = True
 
     def load(self, function: str = "") -> Callable[..., Any]:
         """The function that makes it of a database and `selection.Filters`.
@@ -63,6 +64,7 @@ _TABLES = (
     _table("accuracy", "Accuracy of each method in each setting, mean and std over seeds", printed="table2"),
     _table("overhead", "Time, communication and memory of each method"),
     _table("ranks", "Average ranks of the methods over all settings"),
+    _table("tuned", "Studies of `tune`: default and best hyperparameters of each method, and the budget", reproducible=False),
     _printed("table2", "Table 2: accuracy in the paper's settings, run or not"),
     _printed("heterogeneity", "Table 4: accuracy by beta"),
     _printed("scalability", "Table 4: accuracy with 50 and 100 clients"),

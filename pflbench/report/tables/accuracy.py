@@ -24,6 +24,7 @@ from pflbench.report.tables import places
 from pflbench.report.tables.cell import Cell
 from pflbench.report.tables.grid import CellText, Column, Grid
 from pflbench.report.tables.places import AccuracyColumn
+from pflbench.report.tables.tuned import tuning_notes
 from pflbench.store.measures import TITLES
 from pflbench.store.runs import RoundRule
 
@@ -179,6 +180,8 @@ def build(
             for column in columns
         ]
     notes = _notes(rule, wanted, rows, columns, declared, TITLES[metric] if metric else "Accuracy")
+    behind = {row.label: [run for c in columns if (one := c.cells[i]) for run in one.runs] for i, row in enumerate(rows)}
+    notes += tuning_notes(engine, behind)
     return AccuracyTable(str(rule), paper, wanted, rows, tuple(columns), (*notes, *left), declared, metric)
 
 
