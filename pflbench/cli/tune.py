@@ -43,8 +43,8 @@ def tune(
         list[str],
         typer.Option(
             metavar="NAME=V,V|NAME=LOW..HIGH",
-            help="Values or an interval of METHOD.NAME; for all methods of lr, momentum, weight-decay, batch-size or local-epochs; "
-            "repeatable. Default: the ranges of the papers.",
+            help="Values or an interval of METHOD.NAME, or for all methods of lr, momentum, weight-decay, batch-size or "
+            "local-epochs; repeatable. Default: the ranges of the papers.",
         ),
     ] = [],  # noqa: B006
     sampler: Annotated[
@@ -68,7 +68,7 @@ def tune(
     as_json: o.Json = False,
     help_all: HelpAll = False,
 ) -> None:
-    """Search the hyperparameters of methods by validation accuracy, with the same number of trials and rounds for each.
+    """Search the hyperparameters of methods by validation accuracy (--val-share), with the same trials and rounds for each.
 
     Then the best settings and the defaults are run on fresh seeds. The same command continues after an interruption.
     """
@@ -159,4 +159,4 @@ def _show_plan(planned: StudyPlan, as_json: bool) -> None:
         return
     print_records(planned.records())
     fresh = ", ".join(map(str, planned.definition["seeds"]))
-    say(f"Each method has {words(planned.definition)}; then its best and its defaults are run with seeds {fresh}.")
+    say(f"Each method has up to {words(planned.definition)}; then its best and its defaults are run with seeds {fresh}.")

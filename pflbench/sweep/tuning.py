@@ -31,6 +31,7 @@ Space = Mapping[str, Any]
 """Option of `run` or METHOD.NAME -> a list of values, or an interval as {"low": 0.001, "high": 0.1}."""
 
 SEARCHED = ("lr", "momentum", "weight-decay", "batch-size", "local-epochs")  # options of training that a study may search
+_DERIVED = ("methods", "rounds_in_all")  # parts of a definition that a message does not name
 FACTOR = 3  # successive halving: a third of the settings goes on, with three times the rounds
 DRAWS = 50  # of a sampler, until one is new
 
@@ -243,7 +244,7 @@ def begun(engine: Engine, name: str, planned: StudyPlan) -> tuple[StoredStudy, l
         raise UserError(f"'{name}' is a sweep of this database.", "Take another name.")
     other = [part for part, value in planned.definition.items() if study.definition.get(part) != value]
     if other:
-        told = "; ".join(f"{part} {_in_words(study.definition.get(part))}" for part in other if part != "methods")
+        told = "; ".join(f"{part} {_in_words(study.definition.get(part))}" for part in other if part not in _DERIVED)
         raise UserError(
             f"The study '{name}' was begun with {told or 'other options of its methods'}.",
             "Repeat that command, or take another name: runs that are there are not trained again.",

@@ -157,8 +157,9 @@ def _notes(study: StoredStudy, rows: Sequence[TunedMethod]) -> list[str]:
     seeds = ", ".join(map(str, asked["seeds"]))
     which = "the best setting" if asked["best"] == 1 else f"the {asked['best']} best settings"
     notes = [
-        f"Study {study.name}: each method had {words(study.budget)} ({asked['sampler']}, seed {asked['seed']}); {which} by validation "
-        f"accuracy and the defaults were run with seeds {seeds}. Validation: {100 * asked['val_share']:g} % of the training samples."
+        f"Study {study.name}: each method had up to {words(study.budget)} ({asked['sampler']}, seed {asked['seed']}); {which} by "
+        f"validation accuracy and the defaults were then run with seeds {seeds}.",
+        f"Validation: {100 * asked['val_share']:g} % of each client's training samples.",
     ]
     fewer: dict[int, list[str]] = {}
     for row in rows:
