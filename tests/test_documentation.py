@@ -26,7 +26,8 @@ DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 USAGE = tuple(DOCS / f"{name}.md" for name in ("running", "data", "tables-and-figures", "database"))
 AUTHORS = (DOCS / "add-a-method.md", DOCS / "own-model.md")
-PAGES = (README, *USAGE, *AUTHORS)
+TUNING = DOCS / "tuning.md"
+PAGES = (README, *USAGE, *AUTHORS, TUNING)
 ALL = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")))
 BLOCK = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"^```python\n(# (\w+\.py)\n.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -80,10 +81,10 @@ def differs_after(shown: list[str], rest: list[str]) -> str:
     return next((told for told in tails if not told), f"{shown!r} is not in {rest!r}")
 
 
-GROUPS = [USAGE, *(pytest.param((page,), marks=pytest.mark.slow) for page in (README, *AUTHORS))]
+GROUPS = [USAGE, *(pytest.param((page,), marks=pytest.mark.slow) for page in (README, *AUTHORS, TUNING))]
 
 
-@pytest.mark.parametrize("pages", GROUPS, ids=["usage", "readme", "methods", "models"])
+@pytest.mark.parametrize("pages", GROUPS, ids=["usage", "readme", "methods", "models", "tuning"])
 def test_the_examples_are_what_is_printed(shell: Shell, pages: tuple[Path, ...]) -> None:
     wrong = []
     for page in pages:
@@ -115,12 +116,12 @@ def test_no_page_has_examples_that_are_not_run() -> None:
 # Of the following, what is written is tested where there are servers, signals and hardware, or above.
 ELSEWHERE = ("serve", "track", "doctor --gpu", "data download", "db copy", "methods")
 ELSEWHERE += tuple(f"sweep {command}" for command in ("status", "list", "cancel", "resume", "work"))
-DRY = ("run", "sweep", "reproduce", "import")
+DRY = ("run", "tune", "sweep", "reproduce", "import")
 PLACES = {"pfllib:PATH": "pfllib:MNIST", "folder:PATH": "folder:cifar10-6000", "METHOD": "fedavg", "SEED": "0"}
 PLACES |= {"gpu.db laptop.db": "cifar10-6000.db mnist-6000.db", "results/MNIST_FedALA_test_*.h5": "cifar10-6000.db"}
 
 
-REFUSED = ("was run yet", "none kept trajectory", "no reference series", "Unknown method 'fedvg'")  # as the pages say
+REFUSED = ("was run yet", "none kept trajectory", "no reference series", "no study", "Unknown method 'fedvg'")  # as the pages say
 
 
 def lay_out_data() -> None:

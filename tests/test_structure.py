@@ -267,7 +267,7 @@ def commands() -> list[str]:
 
 
 def test_there_are_the_promised_commands() -> None:
-    promised = "run, table, plot, reproduce, report, serve, methods list, methods show, methods new, methods test"
+    promised = "run, tune, table, plot, reproduce, report, serve, methods list, methods show, methods new, methods test"
     promised += ", models list, models show, models test"
     promised += ", data list, data verify, data download, partition show"
     promised += ", export, import, sweep run, sweep resume, sweep work, sweep status, sweep list, sweep cancel"

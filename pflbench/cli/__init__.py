@@ -12,7 +12,23 @@ from typing import Annotated, Any
 import typer
 
 from pflbench import __version__, interrupts
-from pflbench.cli import data, db, exchange, methods, models, partition, plot, reproduce, run, runs, site, sweep, table, track
+from pflbench.cli import (
+    data,
+    db,
+    exchange,
+    methods,
+    models,
+    partition,
+    plot,
+    reproduce,
+    run,
+    runs,
+    site,
+    sweep,
+    table,
+    track,
+    tune,
+)
 from pflbench.cli.console import BROKEN_PIPE, error, flushed, prepare_streams, remember, say
 from pflbench.cli.help import LongCommand
 from pflbench.errors import UserError, unknown, why
@@ -30,6 +46,7 @@ app.add_typer(methods.app, name="methods")
 app.add_typer(models.app, name="models")
 app.command(cls=LongCommand)(run.run)
 app.add_typer(sweep.app, name="sweep")
+app.command(cls=LongCommand)(tune.tune)
 app.add_typer(runs.app, name="runs")
 app.command()(table.table)
 app.command()(plot.plot)

@@ -174,11 +174,14 @@ def table_format(format: str | None, output: Path | None) -> str:
 @contextmanager
 def leading(kind: Kind, name: str) -> Iterator[None]:
     """Adds to NothingYet the command that makes the runs."""
+    from pflbench.report.declared import TABLES
     from pflbench.report.papermap import Part
 
     try:
         yield
     except NothingYet as nothing:
+        if kind == "table" and not TABLES[name].reproducible:
+            raise
         how = f"pflbench reproduce {Part(kind, name).command_name}"
         hint = f"In about a minute: {how} --scale smoke. In full: {how}; --dry-run lists its runs and their time. {nothing.hint}"
         raise NothingYet(nothing.message, hint.rstrip()) from None

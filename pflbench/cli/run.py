@@ -19,7 +19,7 @@ from pflbench.cli.db import opened
 from pflbench.cli.help import HelpAll
 from pflbench.cli.making import Jobs, KeepGoing, make_all
 from pflbench.cli.progress import apart, data_view, named
-from pflbench.errors import NoData, unknown
+from pflbench.errors import NoData, UserError, unknown
 
 if TYPE_CHECKING:
     import sqlalchemy
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from pflbench.run.execution import Execution
     from pflbench.run.federation_data import FederationData
     from pflbench.run.follow import Follow
+    from pflbench.run.plan import RunOptions
     from pflbench.spec import RunSpec
+    from pflbench.store.studies import StoredStudy
     from pflbench.store.sweeps import SweepState
 
 
@@ -35,6 +37,13 @@ if TYPE_CHECKING:
 def run(
     asked: o.Given,
     executed: o.Given,
+    params: Annotated[
+        str | None,
+        typer.Option(
+            metavar="best:STUDY",
+            help="Take each method's best hyperparameters of a study of `pflbench tune`, and the learning rate if searched.",
+        ),
+    ] = None,
     db: o.Db = o.DEFAULT_DB,
     data_dir: o.DataDir = o.DEFAULT_DATA,
     download: o.Download = True,
@@ -65,7 +74,7 @@ def run(
     wanted = o.run_options({**asked, "data_dir": data_dir})
     if not (wanted.partition or "").startswith("pfllib"):
         fetch_missing(wanted.datasets, data_dir, download and not dry_run, quiet)
-    specs = of_run(wanted)
+    study, specs = (None, of_run(wanted)) if params is None else _of_study(params, wanted, db)
     remarks = (data.remark(source, data_dir) for source in dict.fromkeys(spec.data for spec in specs))
     for text in (*preset_notes(wanted), *warnings(specs), *filter(None, remarks)):
         message(f"Note: {text}")
@@ -86,6 +95,7 @@ def run(
     from pflbench.run import trusted
     from pflbench.run.arithmetic import require_arithmetic
     from pflbench.run.execution import find_device
+    from pflbench.store import studies
     from pflbench.store.failures import patiently
     from pflbench.store.sweeps import last_ended
     from pflbench.sweep.run_queue import RunQueue
@@ -110,6 +120,8 @@ def run(
                 for key in state.keys("finished", "diverged"):
                     if key in done:
                         continue
+                    if study:
+                        patiently(partial(studies.mark, results, [key], study))
                     done[key] = row = patiently(partial(_result, results, key, more[key]))
                     if key in there:
                         message(f"{names[key]}: run {row['run']} is finished already; --force runs it anew.")
@@ -127,6 +139,19 @@ def run(
             print_json(list(done.values()))
     if not whole:
         raise typer.Exit(2)
+
+
+def _of_study(params: str, wanted: RunOptions, db: str) -> tuple[StoredStudy, list[RunSpec]]:
+    """The study that --params names, and the runs with its best settings."""
+    from pflbench.store import studies
+    from pflbench.sweep.tuning import with_best
+
+    kind, colon, name = params.partition(":")
+    if kind != "best" or not (colon and name):
+        raise UserError(f"--params {params}: expected best:STUDY.", "`pflbench table tuned` shows the studies.")
+    with opened(db) as results:
+        study = studies.find(results, name)
+        return study, with_best(wanted, study, studies.scores(results, study.keys))
 
 
 def _require_known(asked: o.Given) -> None:

@@ -140,27 +140,37 @@ def make(asked: SweepCommand, *, retry_failed: bool, keep_going: bool, limit: in
     prepared: `prepare` has checked all runs.
     """
     from pflbench.store import sweeps
-    from pflbench.sweep.choose_executor import choose_executor
 
     ahead, skipped = _ahead(asked, retry_failed)
     ahead, why, interrupted = ahead[:limit], "", False
     if ahead:
         if not prepared:
             prepare(ahead, asked.data_dir, asked.quiet)
-        tell_checkpoints(asked.results, asked.how)
-        if asked.workers.executor == "slurm":
-            _submit(asked, ahead, limit)
-            return
-        if asked.workers.executor == "local":  # a cluster's nodes have GPUs of their own
-            note_unchecked(asked.how, asked.quiet)
-        queue = asked.queue(ahead, keep_going)
         try:
-            why = make_by(choose_executor(asked.workers, queue, asked.results), queue, asked.results, asked.quiet)
+            stopped = train(asked, ahead, keep_going, limit)
         except KeyboardInterrupt:
             interrupted = True
+        else:
+            if stopped is None:
+                return
+            why = stopped
     state = sweeps.sweep_state(asked.results, ahead)
     tell_errors(state)
     _report(asked, state, skipped, why, interrupted=interrupted)
+
+
+def train(asked: SweepCommand, ahead: Sequence[RunSpec], keep_going: bool, limit: int | None = None) -> str | None:
+    """Trains runs of a sweep. Returns as `run_jobs`; None if Slurm has them in its queue. Raises KeyboardInterrupt."""
+    from pflbench.sweep.choose_executor import choose_executor
+
+    tell_checkpoints(asked.results, asked.how)
+    if asked.workers.executor == "slurm":
+        _submit(asked, ahead, limit)
+        return None
+    if asked.workers.executor == "local":  # a cluster's nodes have GPUs of their own
+        note_unchecked(asked.how, asked.quiet)
+    queue = asked.queue(ahead, keep_going)
+    return make_by(choose_executor(asked.workers, queue, asked.results), queue, asked.results, asked.quiet)
 
 
 def _allowed(

@@ -53,6 +53,7 @@ _NUMBERS = o.group(
         "Test rows against the best of each setting, paired by seed or by client, with Holm's correction.",
     ),
     against=o.option(str, "--test: compare with this row instead of the best.", metavar="METHOD"),
+    study=o.option(str, "tuned: only this study.", metavar="NAME"),
 )
 
 

@@ -20,7 +20,7 @@ class Report:
     """A table or a figure. module: in `pflbench.report`.
 
     refuses: which of `selection.Filters` do not belong to it. as_printed: whether it has the rows and places of the paper's
-    table, run or not; printed: the table that shows its runs so.
+    table, run or not; printed: the table that shows its runs so. reproducible: whether `needed` says which runs it is made of.
     """
 
     kind: Kind
@@ -30,6 +30,7 @@ class Report:
     refuses: tuple[str, ...] = ()
     as_printed: bool = False
     printed: str = ""
+    reproducible: bool = True
 
     def load(self, function: str = "") -> Callable[..., Any]:
         """The function that makes it of a database and `selection.Filters`.
@@ -66,6 +67,7 @@ _TABLES = (
     _table("time-to-accuracy", "Rounds, bytes and seconds until a method reaches an accuracy"),
     _table("ranks", "Average ranks of the methods over all settings"),
     _table("new-clients", "Accuracy of clients that never joined, over the epochs that they adapt"),
+    _table("tuned", "Studies of `tune`: default and best hyperparameters of each method, and the budget", reproducible=False),
     _printed("table2", "Table 2: accuracy in the paper's settings, run or not"),
     _printed("heterogeneity", "Table 4: accuracy by beta"),
     _printed("scalability", "Table 4: accuracy with 50 and 100 clients"),

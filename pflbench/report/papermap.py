@@ -98,7 +98,7 @@ def resolve(name: str, only: Kind | None = None) -> tuple[Part, ...]:
     only: of this kind, whose own names come first. Raises UserError for what is not there, and for what is of the other kind.
     """
     own = {"table": TABLES, "plot": PLOTS}
-    known = own[only] if only else {**TABLES, **PLOTS}
+    known = own[only] if only else [name for name, of in {**TABLES, **PLOTS}.items() if of.reproducible]
     if only and name in known:
         return (Part(only, name),)
     parts: tuple[Part, ...]
@@ -129,7 +129,8 @@ def _numbered(kind: str, number: int) -> tuple[Part, ...]:
 def names() -> tuple[str, ...]:
     """All names for `reproduce`, for completion."""
     both = [f"{kind}:{name}" for name in TABLES if name in PLOTS for kind in ("table", "plot")]
-    return tuple(dict.fromkeys((*(one.command_name for one in EXHIBITS), *TABLES, *PLOTS, *both)))
+    tables = (name for name, table in TABLES.items() if table.reproducible)
+    return tuple(dict.fromkeys((*(one.command_name for one in EXHIBITS), *tables, *PLOTS, *both)))
 
 
 def sources(kind: Kind, name: str) -> str:

@@ -14,8 +14,8 @@ from sqlalchemy import Engine
 from pflbench import models
 from pflbench.errors import NothingYet, UserError, unknown
 from pflbench.report import budgets, labels, style
-from pflbench.report.arrangement import TEST_LABELS, Arranged, Row, SharedSetting, arrange, short, titles
-from pflbench.store import arrays, runs
+from pflbench.report.arrangement import TEST_LABELS, Arranged, Row, SharedSetting, arrange, row_key, short, titles
+from pflbench.store import arrays, runs, studies
 from pflbench.store.measures import TITLES, by_measure
 from pflbench.store.runs import Result, RoundRule, RunScope
 from pflbench.store.schema import STATUSES
@@ -127,6 +127,10 @@ class Filters:
                 "Repeat `pflbench run` to complete them, or show them as they are with --status any.",
             )
         notes = []
+        counted, trials = self._without_trials(engine, counted)
+        notes += [
+            f"Not counted: {labels.counted(number, 'trial')} of the study {of}: `pflbench table tuned`." for of, number in trials
+        ]
         if hidden := 0 if self.words else runs.hidden_smoke(engine, self._scope):
             notes.append(f"Not counted: {labels.counted(hidden, 'run')} of `reproduce --scale smoke`; --smoke shows them.")
         if unruled:
@@ -139,6 +143,16 @@ class Filters:
         if any(row.test_labels for row in arranged.rows):
             notes.append(TEST_LABELS_NOTE)
         return replace(arranged, notes=(*notes, *budgets.notes(arranged, rule.at)))
+
+    def _without_trials(self, engine: Engine, found: list[Result]) -> tuple[list[Result], list[tuple[str, int]]]:
+        """Leaves out rows with trials of a study alone, unless runs are named; and how many trials of each study that are."""
+        trials = {} if self.runs else studies.trials_only(engine)
+        cell = {run.id: (row_key(run), run.protocol, run.partition) for run in found}
+        others = {cell[run.id] for run in found if run.key not in trials}
+        left_out = Counter(trials[run.key] for run in found if cell[run.id] not in others)
+        if len(left_out) and not others:
+            raise NothingYet("All of these runs are trials of a study.", "pflbench table tuned sums them up.")
+        return [run for run in found if cell[run.id] in others], list(left_out.items())
 
     @property
     def _scope(self) -> RunScope:

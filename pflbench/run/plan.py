@@ -135,7 +135,7 @@ def plan(wanted: RunOptions, parsed: Parsed | None = None) -> list[RunSpec]:
     if not wanted.methods:
         raise UserError("No method given.", f"Add -m/--method, one or more of: {', '.join(sorted(methods.names()))}.")
     names = _names(wanted)
-    settings, seeds = _settings(wanted.settings, names), _seeds(wanted)
+    settings, seeds = _settings(wanted.settings, names), seed_list(wanted)
     places = _places(wanted, {} if parsed is None else parsed)
     trained = [methods.spec(name, settings[name], wanted.preset) for name in names]
     specs = [
@@ -338,7 +338,8 @@ def _settings(texts: tuple[str, ...], names: tuple[str, ...]) -> dict[str, dict[
     return found
 
 
-def _seeds(wanted: RunOptions) -> list[int]:
+def seed_list(wanted: RunOptions) -> list[int]:
+    """The seeds of --seed and --seeds."""
     if wanted.seeds is None:
         return [0 if wanted.seed is None else wanted.seed]
     if wanted.seed is not None:

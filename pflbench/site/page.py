@@ -149,7 +149,8 @@ def _possible(reports: Iterable[Report], view: Callable[[Report], T]) -> tuple[t
             made.append(view(report))
         except UserError as error:
             reraise_database_error(error)
-            missing.append(Missing(report.kind, report.name, report.title, error.message, error.hint))
+            if report.reproducible:
+                missing.append(Missing(report.kind, report.name, report.title, error.message, error.hint))
     return tuple(made), missing
 
 

@@ -51,7 +51,9 @@ class SweepState:
 
 
 def save(engine: Engine, name: str, specs: Sequence[RunSpec], environment: Mapping[str, Any]) -> StoredSweep:
-    """Stores a sweep. Replaces one of that name, also a cancelled one; its runs stay."""
+    """Stores a sweep. Replaces one of that name, also a cancelled one; its runs stay. Raises UserError if that is a study."""
+    if "study" not in environment and any("study" in one.environment for one in listed(engine, SweepRow.name == name)):
+        raise UserError(f"'{name}' is a study of `pflbench tune`.", "Take another name.")
     values = located(
         {"name": name, "specs": [spec.model_dump(mode="json") for spec in specs], "environment": environment},
         lambda path: paths.kept(path, engine.url),

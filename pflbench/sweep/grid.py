@@ -114,7 +114,7 @@ def specifications(grid: RunGrid, data_dir: Path, order: Order = "seed", base: R
     found: dict[str, RunSpec] = {}
     for point in grid.points():
         try:
-            for spec in plan(_options(point, replace(base, data_dir=data_dir)), parsed):
+            for spec in plan(at_point(point, replace(base, data_dir=data_dir)), parsed):
                 found.setdefault(spec.key, spec)
             if len(found) > MOST:
                 raise _too_many()
@@ -186,7 +186,8 @@ def _type(name: str) -> TypeAdapter[Any]:
     return TypeAdapter(next((each for each in typing.get_args(kind) if each is not type(None)), kind))
 
 
-def _options(point: Point, base: RunOptions) -> RunOptions:
+def at_point(point: Point, base: RunOptions) -> RunOptions:
+    """The options of one point. base: all others; of its hyperparameters only those of the point stay."""
     settings = tuple(f"{name}={value}" for name, value in point.items() if "." in name)
     plain: dict[str, Any] = {
         options()[name]: (value,) if name in _RENAMED else value for name, value in point.items() if "." not in name

@@ -87,7 +87,7 @@ def from_command_line(grids: Sequence[str], given: Mapping[str, Any], name: str 
     if "method" not in axes:
         raise UserError("No method given.", "Name a file, or add -m, for each method one.")
     grid = RunGrid(axes)
-    return Study(_checked_name(name) if name else f"sweep-{sha256(repr(grid).encode()).hexdigest()[:8]}", grid)
+    return Study(checked_name(name) if name else f"sweep-{sha256(repr(grid).encode()).hexdigest()[:8]}", grid)
 
 
 def _axis(option: str, texts: Iterable[Any]) -> Axes:
@@ -121,7 +121,7 @@ class _Reader:
         if "name" in top:
             node, name = top["name"], self._value(top["name"])
             with self._located(node):
-                name = _checked_name(str(name))
+                name = checked_name(str(name))
         axes = self._axes((key, node) for key, node in top.items() if key not in PARTS)
         if "method" not in axes:
             raise UserError(f"{self.path} names no method.", "Add, for example, method: [fedavg, fedala]")
@@ -203,7 +203,7 @@ def _at(mark: Any) -> str:
     return "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
 
 
-def _checked_name(name: str) -> str:
+def checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise UserError(f"'{name}' cannot be the name of a sweep.", "Letters, digits, dots, dashes, at most 64.")
     return name

@@ -415,6 +415,15 @@ def test_the_text_of_every_table(engine: Engine) -> None:
 
 def test_every_table_is_compared() -> None:
     """A new one needs runs in tests/golden/build.py and numbers here."""
-    assert set(TABLES) == {*PLACES, "accuracy", "overhead", "time-to-accuracy", "clients", "ranks", "new-clients"}
+    assert set(TABLES) == {
+        *PLACES,
+        "accuracy",
+        "overhead",
+        "time-to-accuracy",
+        "clients",
+        "ranks",
+        "new-clients",
+        "tuned",
+    }  # tuned: tests/sweep/test_tuning.py
     assert set(LINES) | {"elastic", "partitions"} == set(PLACES)
     assert len(METHODS) == 10

@@ -34,7 +34,7 @@ from pflbench.spec import RunSpec
 from pflbench.store.runs import RoundRule
 from pflbench.store.write import RoundRecord, create_run, update_run
 
-DECLARED = {name: table.needs for name, table in TABLES.items() if table.needs and name not in ("ranks", "table2")}
+DECLARED = {name: table.needs for name, table in TABLES.items() if table.reproducible and name not in ("ranks", "table2")}
 SHOWN = [name for name in DECLARED if name not in ("accuracy", "overhead", "new-clients")]
 EVERY = [planned for table in DECLARED.values() for planned in table.needed]
 

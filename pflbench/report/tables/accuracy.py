@@ -25,6 +25,7 @@ from pflbench.report.tables.cell import Cell
 from pflbench.report.tables.grid import CellText, Column, Grid
 from pflbench.report.tables.machines import Machines
 from pflbench.report.tables.places import AccuracyColumn
+from pflbench.report.tables.tuned import tuning_notes
 from pflbench.spec import LATER
 from pflbench.store.measures import COLUMNS, TITLES
 from pflbench.store.runs import RoundRule
@@ -201,6 +202,8 @@ def build(
         left += baselines.note(found, baselines.of_any_method(engine, filters, rule))
     columns, machines = _with_machines(columns, rows) if rule.at and rule.at.measure == "seconds" else (columns, [])
     notes = _notes(rule, wanted, rows, columns, declared, TITLES[metric] if metric else "Accuracy") + machines
+    behind = {row.label: [run for c in columns if (one := c.cells[i]) for run in one.runs] for i, row in enumerate(rows)}
+    notes += tuning_notes(engine, behind)
     return AccuracyTable(str(rule), paper, wanted, rows, tuple(columns), (*notes, *left), declared, metric)
 
 

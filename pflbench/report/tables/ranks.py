@@ -21,6 +21,7 @@ from pflbench.report.selection import Filters
 from pflbench.report.statistics import LEVEL, p_text
 from pflbench.report.tables.grid import CellText, Column, Grid
 from pflbench.report.tables.machines import ELSEWHERE, Machines, made_on
+from pflbench.report.tables.tuned import tuning_notes
 from pflbench.store.runs import RoundRule, RunScope, results
 
 _ROWS, _SETTINGS = 3, 2  # that ranks need
@@ -166,6 +167,8 @@ def build(engine: Engine, filters: Filters = Filters(), *, round_rule: RoundRule
     few = [f"{row.label} ({counted(held[i], 'setting')})" for i, row in enumerate(found.rows) if i not in rows]
     if few:
         left_out = (f"Left out, with runs in too few settings: {', '.join(few)}.", *left_out)
+    behind = tuple(tuple(run.id for j in full for run in found.cells[rows[k], j]) for k in order)
+    tuning = tuning_notes(engine, {found.rows[rows[k]].label: runs for k, runs in zip(order, behind, strict=True)})
     return Ranks(
         round_rule=str(rule),
         settings=tuple(found.settings[j] for j in full),
@@ -176,9 +179,9 @@ def build(engine: Engine, filters: Filters = Filters(), *, round_rule: RoundRule
         p=p,
         nemenyi=nemenyi(average[order], len(full)),
         critical=critical_difference(len(rows), len(full)),
-        runs=tuple(tuple(run.id for j in full for run in found.cells[rows[k], j]) for k in order),
+        runs=behind,
         findings=findings,
-        left_out=(*left_out, *found.notes),
+        left_out=(*tuning, *left_out, *found.notes),
         unlimited=unlimited,
         elsewhere=elsewhere,
     )
