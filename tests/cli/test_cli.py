@@ -177,7 +177,7 @@ def test_plot(shell: Shell, tmp_path: Path) -> None:
     assert shell("plot", "distribution", "-o", "who.svg").code == 0
     assert "<svg" in (tmp_path / "who.svg").read_text()
     assert "Valid: ala-convergence, " in shell.refused("plot", "bars")
-    assert "--x does not belong to `pflbench plot distribution`" in shell.refused("plot", "distribution", "--x", "round")
+    assert "--over does not belong to `pflbench plot distribution`" in shell.refused("plot", "distribution", "--over", "rounds")
     assert "--method does not belong" in shell.refused("plot", "distribution", "-m", "ditto")
     assert ".png" in shell.refused("plot", "curves", "-o", "curves.bmp")
 
