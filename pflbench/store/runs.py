@@ -171,7 +171,7 @@ class Result(Run):
     """A run's result: the mean accuracy of `used` rounds up to `round`; None without an evaluated round.
 
     within: its last round within the rule's budget; spent: what it spent in all, in the budget's unit. None without a budget, and
-    with `value` where the run has not measured it in every round.
+    with `value` where the run has not measured it in every round. best: within the budget, if there is one and it was measured.
     """
 
     value: float | None
@@ -265,6 +265,8 @@ def results(engine: Engine, among: RunScope, selection: RoundRule) -> list[Resul
     """The result of each run, of any status, by number. The database applies the rule, along its indexes."""
     value, round, used = counted(selection)
     of_budget = {name: selection.of_budget(name) for name in ("within", "spent")}
+    if selection.at is not None:
+        of_budget["best"] = func.coalesce(counted(RoundRule(at=selection.at))[0], _COMPUTED["best"])
     return _stored(engine, Result, among.condition, value=value, round=round, used=used, **of_budget)
 
 

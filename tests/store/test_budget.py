@@ -52,6 +52,7 @@ def test_only_rounds_up_to_the_limit_count(engine: Engine) -> None:
         found = [at(engine, rule, "flops", limit * T, run) for rule in RULES]
         assert [(pytest.approx(one.value), one.round) for one in found] == results, limit
         assert {one.spent for one in found} == {23 * T}
+        assert {one.best for one in found} == {results[0][0]}
     whole = [next(one for one in runs.results(engine, ALL, rule) if one.id == run) for rule in RULES]
     assert [(one.value, one.round, one.used) for one in whole] == [(one.value, one.round, one.used) for one in found]
     assert (whole[0].within, whole[0].spent, found[0].within) == (None, None, 6)
