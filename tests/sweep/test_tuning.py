@@ -193,7 +193,10 @@ def test_validation_alone_chooses_and_best_uses_it(shell: Shell, untrained: Any)
 def test_the_best_settings_are_run_again_and_diverged_ones_are_the_worst(shell: Shell, untrained: Any) -> None:
     """With seed 0 the rate 0.5 is best, with the fresh seeds 0.1; 2 diverges."""
     untrained.status = "diverged"
-    untrained.objective = lambda spec: ((0.9 if spec.train.lr in (0.5, 2) else 0.8) if spec.seed == 0 else 1 - spec.train.lr / 4, 0)
+    untrained.objective = lambda spec: (
+        (0.9 if spec.train.lr in (0.5, 2) else 0.8) if spec.seed == 0 else 1 - spec.train.lr / 4,
+        0,
+    )
     more = ("-m", "fedavg", "--search", "lr=0.1,0.5,2", "--best", "2", "--seeds", "7,9", *SMALL)
     assert shell("tune", "s", *more).code == 0
     assert Counter(spec.train.lr for spec in untrained.made if spec.seed in (7, 9)) == {0.5: 2, 0.1: 2}, "0.1 is the default, too"
@@ -242,6 +245,9 @@ def test_refusals(shell: Shell, untrained: Any) -> None:
     assert shell("db", "upgrade").code == 0
     assert shell("run", "-m", "fedavg", *SMALL).code == 0
     assert "There is no study in this database" in shell.refused("table", "tuned")
+    password = ("--checkpoints", "s3://me:secret@bucket/x")
+    assert "A password in the URL" in shell.refused("tune", "s", "-m", "ditto", *LAMS, *SMALL, *password)
+    assert b"secret" not in Path("pflbench.db").read_bytes()
     assert shell("tune", "s", "-m", "ditto", *LAMS, *SMALL).code == 0
     assert "was begun with trials 12" in shell.refused("tune", "s", "-m", "ditto", *LAMS, *SMALL, "--trials", "13")
     assert "is a study" in shell.refused("sweep", "-m", "ditto", "--name", "s", *SMALL)
