@@ -73,6 +73,7 @@ def tune(
     Then the best settings and the defaults are run on fresh seeds. The same command continues after an interruption.
     """
     from pflbench.run import trusted
+    from pflbench.run.places import place_of
     from pflbench.run.plan import warnings
     from pflbench.sweep.choose_executor import executor_options
     from pflbench.sweep.study import checked_name
@@ -104,6 +105,8 @@ def tune(
         from pflbench.report.declared import TABLES
         from pflbench.store import locks, studies, sweeps
 
+        if how.checkpoints:
+            place_of(results.url, how.checkpoints).require_writable()  # an impossible place must not be stored
         try:
             held.enter_context(locks.locked(results, sha256(checked_name(name).encode()).hexdigest()[:16]))
         except Occupied:

@@ -245,6 +245,9 @@ def test_refusals(shell: Shell, untrained: Any) -> None:
     assert shell("db", "upgrade").code == 0
     assert shell("run", "-m", "fedavg", *SMALL).code == 0
     assert "There is no study in this database" in shell.refused("table", "tuned")
+    password = ("--checkpoints", "s3://me:secret@bucket/x")
+    assert "A password in the URL" in shell.refused("tune", "s", "-m", "ditto", *LAMS, *SMALL, *password)
+    assert b"secret" not in Path("pflbench.db").read_bytes()
     assert shell("tune", "s", "-m", "ditto", *LAMS, *SMALL).code == 0
     assert "was begun with trials 12" in shell.refused("tune", "s", "-m", "ditto", *LAMS, *SMALL, "--trials", "13")
     assert "is a study" in shell.refused("sweep", "-m", "ditto", "--name", "s", *SMALL)

@@ -16,6 +16,7 @@ from pflbench.report.selection import Filters
 from pflbench.report.tables.cell import value
 from pflbench.report.tables.grid import CellText, Column, Grid
 from pflbench.store import studies
+from pflbench.store.locks import OVER
 from pflbench.store.runs import Result, RoundRule
 from pflbench.store.studies import Scores, StoredStudy, Trial, words
 
@@ -80,7 +81,7 @@ def build(engine: Engine, filters: Filters = Filters(), *, study: str | None = N
     every = [studies.find(engine, study)] if study else studies.listed(engine)
     if not every:
         raise NothingYet("There is no study in this database.", "Make one: pflbench tune NAME -m ditto --val-share 0.1")
-    passing = {run.key: run for run in filters.matching(engine, RoundRule("val")) if run.status in ("finished", "diverged")}
+    passing = {run.key: run for run in filters.matching(engine, RoundRule("val")) if run.status in OVER}
     rows: list[TunedMethod] = []
     notes: list[str] = []
     shown: list[StoredStudy] = []
@@ -148,7 +149,7 @@ def _row(
 
 
 def _tests(found: Sequence[Result]) -> tuple[float, ...]:
-    """In percent; 0 for a run that diverged, as in the search."""
+    """In percent; 0 for a run that diverged or failed, as in the search."""
     return tuple(100 * (run.value or 0.0) if run.status == "finished" else 0.0 for run in found)
 
 
