@@ -175,7 +175,7 @@ def test_the_run_s_own_steps_are_timed(images, join_ratio, chunk, clients, monke
     own = {thread for _, _, thread in told.values()}
     assert len(own) == 3
     assert set(threads) == own
-    assert fed.executor.convolution in CONVOLUTIONS
+    assert fed.executor.inner.convolution in CONVOLUTIONS
     assert not torch.backends.cudnn.benchmark
 
 
@@ -201,7 +201,7 @@ def test_memory_for_columns_is_in_the_estimate(images):
     taken, said = [], []
     for way in ("groups", "unfold"):
         fed = prepare(spec, setting, CPU, Execution("cpu", "batched")).federation()
-        fed.executor = BatchedExecutor(fed.flat, fed.executor.samples, convolution=way)
+        fed.executor = BatchedExecutor(fed.flat, fed.executor.inner.samples, convolution=way)
         with Peak() as peak:
             fed.at(1).sgd(fed.everyone(fed.initial()), fed.all_trainable())
         taken.append(peak.most)

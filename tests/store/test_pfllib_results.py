@@ -162,5 +162,5 @@ def test_references_follow_the_methods_and_tell_goals_apart(engine: Engine, shel
     assert [one.get_label(), two.get_label()] == ["PFLlib: FedALA (a)", "PFLlib: FedALA (b)"]
     assert one._dash_pattern != two._dash_pattern  # type: ignore[attr-defined]
     assert "No such reference series on mnist" in shell.refused("plot", "curves", "-m", "fedavg", "--references")
-    assert "have no times" in shell.refused("plot", "curves", "--x", "seconds", "--references")
+    assert "have no costs" in shell.refused("plot", "curves", "--over", "seconds", "--references")
     assert "--references does not belong" in shell.refused("plot", "fairness", "--references")
