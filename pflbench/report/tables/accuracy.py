@@ -104,7 +104,7 @@ class AccuracyTable:
             for cell, verdict in zip(of.cells, of.verdicts, strict=True)
         )
         columns = [Column(of.head, tuple(ours))]
-        if self.round_rule == "val" and self.metric is None:
+        if self.round_rule.startswith("val") and self.metric is None:
             texts = ("" if cell is None or cell.optimism is None else f"{cell.optimism:+.2f}" for cell in of.cells)
             columns.append(_beside("optimism", map(CellText, texts)))
         if any(of.printed):
