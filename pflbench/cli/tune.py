@@ -115,7 +115,7 @@ def tune(
         together, retry = max(1, (executor.jobs or 1) // len(planned.methods)), True
         while True:
             plain = json.loads(json.dumps({**environment, "study": study.plain()}, default=str))
-            sweep = sweeps.save(results, name, specs, plain)  # before its runs, so that no suggestion is made twice
+            sweep = sweeps.save(results, name, specs, plain)  # before its runs: another --jobs would suggest others
             _train(SweepCommand(sweep, results, how, executor, data_dir, quiet), keep_going, retry)
             scores, retry = studies.scores(results, study.keys), False
             if study.again:
