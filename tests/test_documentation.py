@@ -115,6 +115,7 @@ def test_no_page_has_examples_that_are_not_run() -> None:
 
 # Of the following, what is written is tested where there are servers, signals and hardware, or above.
 ELSEWHERE = ("serve", "track", "doctor --gpu", "data download", "db copy", "methods")
+ELSEWHERE += ("table new-clients", "table time-to-accuracy", "runs reproduce", "runs bundle", "runs verify")
 ELSEWHERE += tuple(f"sweep {command}" for command in ("status", "list", "cancel", "resume", "work"))
 DRY = ("run", "tune", "sweep", "reproduce", "import")
 PLACES = {"pfllib:PATH": "pfllib:MNIST", "folder:PATH": "folder:cifar10-6000", "METHOD": "fedavg", "SEED": "0"}
