@@ -44,7 +44,8 @@ class Costs:
 
     def __init__(self, flat: Flat, x: Tensor) -> None:
         self.flat = flat
-        self.module: nn.Module = copy.deepcopy(flat.module).to("meta").train()
+        floats = x.dtype if x.is_floating_point() else None
+        self.module: nn.Module = copy.deepcopy(flat.module).to("meta", floats).train()
         self.x = x.to("meta")
         self._gradients: dict[Any, tuple[float, float]] = {}
 
@@ -207,7 +208,7 @@ class CountingExecutor(Executor):
     def do(self, request: Request[R]) -> R:
         answer = self.inner.do(request)
         self._count(request)
-        if isinstance(answer, HeadOnFeatures):
+        if isinstance(answer, HeadOnFeatures) and not self._whole._failed:
             head = CountingExecutor(answer.executor, self.count.head, self._whole)
             return HeadOnFeatures(head, answer.plan)  # type: ignore[return-value]
         return answer
