@@ -4,7 +4,7 @@ Counted is what a method asks of the executor in a round of its own: so this is 
 part of a step (averages on the server, the C x C work of FedFomo and FedAMP) does not count. FLOPs are those of direct
 convolutions, which an FFT or Winograd's algorithm can undercut; a small model that stays in a cache can undercut the bytes.
 
-FLOPs are those that PyTorch counts for the real model, on tensors without data. Of the bytes only those count that no execution
+FLOPs are those that PyTorch counts for the real model, on two samples. Of the bytes only those count that no execution
 can spare: samples and labels each time they are visited; the parameters that a step changes, read and written once; the other
 parameters, read once for each client and request. Activations do not count: they may stay in a cache.
 

@@ -1,6 +1,6 @@
 """FLOPs that requests must cost, counted while a run trains.
 
-They are those that PyTorch counts for the model, on tensors without data, times the samples of a request: so counting takes no
+They are those that PyTorch counts for the model, on two samples, times the samples of a request: so counting takes no
 time. What is no request (averages on the server, the C x C work of FedFomo and FedAMP) does not count. FLOPs are those of direct
 convolutions, which an FFT or Winograd's algorithm can undercut.
 """
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils import flop_counter
 from torch.utils.flop_counter import FlopCounterMode
 
 from pflbench.engine.batches import Plan
@@ -36,6 +37,12 @@ from pflbench.engine.requests import (
     unwrap,
 )
 
+# PyTorch's counter would import PyTorch's compiler, only to say that it is not to be compiled: 1.5 s at the start of a run.
+_mode: Any = getattr(flop_counter, "_FlopCounterMode", FlopCounterMode)
+_dispatch = getattr(getattr(_mode, "__torch_dispatch__", None), "__wrapped__", None)
+if _dispatch is not None:
+    setattr(_dispatch, "__dynamo_disable", _dispatch)
+
 COUNTED = 2  # samples on which FLOPs are counted: BatchNorm cannot train on one; all that is counted is linear in the batch
 
 
@@ -45,17 +52,17 @@ class Costs:
     def __init__(self, flat: Flat, x: Tensor) -> None:
         self.flat = flat
         floats = x.dtype if x.is_floating_point() else None
-        self.module: nn.Module = copy.deepcopy(flat.module).to("meta", floats).train()
-        self.x = x.to("meta")
+        self.module: nn.Module = copy.deepcopy(flat.module).to("cpu", floats).train()
+        self.x = x.cpu()
         self._gradients: dict[Any, tuple[float, float]] = {}
 
     @cached_property
     def head_input(self) -> tuple[Tensor, float]:
-        """The input of the head for two samples, without data, and its FLOPs for one."""
+        """The input of the head for two samples, and its FLOPs for one."""
         below: Any = self.module.features
         with FlopCounterMode(display=False) as counted:
             out: Tensor = below(self.x)
-        return out, counted.get_total_flops() / len(self.x)
+        return out.detach(), counted.get_total_flops() / len(self.x)
 
     def gradient(self, columns: slice, objective: Objective | None = None, references: int = 0) -> tuple[float, float]:
         """Forward, and backward for the parameters in `columns`: nothing is differentiated below the first of them.
@@ -74,7 +81,7 @@ class Costs:
         for name, parameter in self.module.named_parameters():
             parameter.requires_grad_(name in inside)
         trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        labels = torch.zeros(len(x), dtype=torch.int64, device="meta")
+        labels = torch.zeros(len(x), dtype=torch.int64)
         with torch.no_grad():
             compared = [output(self.module, x) for _ in range(references)]
         with torch.enable_grad(), FlopCounterMode(display=False) as counted:
@@ -229,7 +236,7 @@ class CountingExecutor(Executor):
         before = self.count.total
         try:
             self.count.add(request)
-        except Exception:  # of a user's own model on tensors without data
+        except Exception:  # of a model of the user
             self._whole._failed = True
         if self._whole is not self:
             self._whole.count.total += self.count.total - before
