@@ -66,6 +66,7 @@ _TABLES = (
     _table("clients", "Clients that are worse off than with Local or FedAvg, by how much, and the worst tenth"),
     _table("time-to-accuracy", "Rounds, bytes and seconds until a method reaches an accuracy"),
     _table("ranks", "Average ranks of the methods over all settings"),
+    _table("evidence", "What the papers claim of the methods' order, and which of it the runs confirm"),
     _table("new-clients", "Accuracy of clients that never joined, over the epochs that they adapt"),
     _table("tuned", "Studies of `tune`: default and best hyperparameters of each method, and the budget", reproducible=False),
     _printed("table2", "Table 2: accuracy in the paper's settings, run or not"),

@@ -28,7 +28,7 @@ CROSS_DEVICE = tuple(name for name in METHODS if name not in ("fedamp", "apple")
 LEADER = "fedala"
 _FLAGS = {"methods": "-m", "datasets": "-d", "partition": "-p", "settings": "--set"}
 _GROUPS = ("groups", 5.0)
-_DEFAULTS = {"join_ratio": 1.0, "rounds": 2000, "local_epochs": 1, "batch_size": 10, "new_clients": 0}
+_DEFAULTS = {"join_ratio": 1.0, "rounds": 2000, "local_epochs": 1, "batch_size": 10, "new_clients": 0, "val_share": 0.0}
 
 
 @dataclass(frozen=True)
@@ -267,6 +267,20 @@ _NEW_CLIENTS = TableNeeds(
     printed=False,
 )
 
+# Small enough for a CPU (docs/evidence.md).
+_EVIDENCE = TableNeeds(
+    "evidence",
+    "Evidence",
+    "claims of the FedALA paper, Elastic Aggregation's poster and PFLlib's leaderboard, in settings for a CPU",
+    _lines(*methods.METHODS, *WITH_ALA),
+    (
+        _dirichlet("agnews:test", model="fasttext", rounds=60, val_share=0.1),
+        _dirichlet("cifar10", rounds=60, val_share=0.1),
+    ),
+    ranked=False,
+    printed=False,
+)
+
 _TABLES = (
     _ACCURACY,
     _OVERHEAD,
@@ -339,6 +353,7 @@ _TABLES = (
         printed=False,
     ),
     _NEW_CLIENTS,
+    _EVIDENCE,
     TableNeeds(
         "ablation",
         "ALA without adaptation",

@@ -45,7 +45,7 @@ class Place:
 
     central: on a central test set, in place of E1. balanced: whether all clients hold equally much; None where nothing is said.
     stand_in: other data in the dataset's place, as `pflbench run -d` names them: nothing printed was measured there. new_clients:
-    how many of the clients never join (methods.md 2.13).
+    how many of the clients never join (methods.md 2.13). val_share: of the training samples, for validation (methods.md 2.10).
     """
 
     dataset: str
@@ -61,6 +61,7 @@ class Place:
     balanced: bool | None = None
     stand_in: str = ""
     new_clients: int = 0
+    val_share: float = 0.0
 
     @property
     def data(self) -> str:

@@ -1,4 +1,4 @@
-"""Scales of a reproduction: the papers' protocol (full), its settings in few rounds (quick), a tiny stand-in (smoke)."""
+"""Scales of a reproduction: each setting in full (full), the same settings in few rounds (quick), a tiny stand-in (smoke)."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def proportion(number: int, factor: float) -> int:
 SCALES = {
     scale.name: scale
     for scale in (
-        Scale("full", "the papers' protocol", 5),
+        Scale("full", "each setting in full, with five seeds", 5),
         Scale("quick", "the papers' clients, models and settings, but at most 20 rounds and one seed", 1, 20),
         Scale(
             "smoke",

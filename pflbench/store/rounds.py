@@ -250,6 +250,15 @@ def by_client(engine: Engine, run_ids: Mapping[int, int], last: int = 1) -> dict
     return found
 
 
+def tested(engine: Engine, run_ids: Mapping[int, int]) -> dict[int, int]:
+    """The number of test samples of each run's clients together. run_ids: as of `by_client`; runs without any are left out."""
+    wanted = values(column("run", Integer), column("round", Integer), name="wanted").data(list(run_ids.items())).cte()
+    mine = (ClientRoundRow.run_id == wanted.c.run) & (ClientRoundRow.round == wanted.c.round) & (ClientRoundRow.total > 0)
+    query = select(wanted.c.run, func.sum(ClientRoundRow.total)).join_from(wanted, ClientRoundRow, mine).group_by(wanted.c.run)
+    with reading(engine) as c:
+        return {run: int(samples) for run, samples in c.execute(query)}
+
+
 def adaptation(engine: Engine, run_ids: Collection[int]) -> dict[int, Adaptation]:
     """The new clients' results of each run, after the last round in which they were tested; runs without any are left out."""
     n, last = NewClientRow, select(NewClientRow.run_id, func.max(NewClientRow.round).label("round")).group_by(NewClientRow.run_id)

@@ -1,0 +1,90 @@
+"""What the papers say of the order of methods: that one is above another, and rankings; with the values printed for it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from scipy.stats import rankdata
+
+from pflbench import methods
+from pflbench.report import labels, paper
+from pflbench.report.needed import LEADER, METHODS, WITH_ALA
+from pflbench.report.paper import Place, PrintedValue
+
+BASELINE = "fedavg"
+_FEDALA, _POSTER, _LEADERBOARD = "FedALA paper", "Elastic Aggregation poster", "PFLlib leaderboard"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Method `better` has a higher accuracy than `worse`. printed: the difference in points, by setting of the source."""
+
+    better: str
+    worse: str
+    source: str
+    printed: tuple[float, ...]
+
+    @property
+    def text(self) -> str:
+        return f"{labels.method_title(self.better)} > {labels.method_title(self.worse)}"
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """rank: of each method, 1 is best: the mean over so many settings of the source, those with a value for every method."""
+
+    source: str
+    settings: int
+    rank: Mapping[str, float]
+
+
+@cache
+def claims() -> tuple[Claim, ...]:
+    """FedALA is above the methods it is compared with; ALA improves what it is plugged into; Elastic Aggregation, and every
+    personalized method of the leaderboard, is above FedAvg.
+    """
+    printed = _printed()
+    above = [(_FEDALA, LEADER, name) for name in METHODS if name != LEADER]
+    # FedAvg with ALA is FedALA.
+    above += [(_FEDALA, name, name.removesuffix("+ala")) for name in WITH_ALA if name != f"{BASELINE}+ala"]
+    above.append((_POSTER, "elastic", BASELINE))
+    listed = [name for name in methods.METHODS if any(name in of for of in printed[_LEADERBOARD].values())]
+    above += [(_LEADERBOARD, name, BASELINE) for name in listed if name not in (BASELINE, "fedprox")]
+    return tuple(Claim(better, worse, source, _gaps(printed[source], better, worse)) for source, better, worse in above)
+
+
+@cache
+def rankings() -> tuple[Ranking, ...]:
+    """Those of the FedALA paper's accuracy tables and of the leaderboard."""
+    return _ranking(_FEDALA, METHODS), _ranking(_LEADERBOARD, tuple(methods.METHODS))
+
+
+def _gaps(settings: Mapping[Place, Mapping[str, float]], better: str, worse: str) -> tuple[float, ...]:
+    return tuple(of[better] - of[worse] for of in settings.values() if {better, worse} <= of.keys())
+
+
+def _ranking(source: str, among: tuple[str, ...]) -> Ranking:
+    settings = [{name: of[name] for name in among if name in of} for of in _printed()[source].values()]
+    whole = [of for of in settings if len(of) == max(map(len, settings))]
+    names = list(whole[0])
+    ranks = [rankdata([-of[name] for name in names]) for of in whole]
+    return Ranking(source, len(whole), dict(zip(names, map(float, np.mean(ranks, axis=0)), strict=True)))
+
+
+def _printed() -> dict[str, dict[Place, dict[str, float]]]:
+    """Accuracies in percent by source, setting and method, at the methods' usual hyperparameters."""
+    found: dict[str, dict[Place, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for value in paper.references():
+        if dict(value.varied).items() <= paper.hyperparameters(value.method).items():
+            found[_source(value)][value.place].setdefault(value.method, value.mean)
+    return found
+
+
+def _source(value: PrintedValue) -> str:
+    if value.place.central:
+        return _POSTER
+    return _LEADERBOARD if value.table == paper.LEADERBOARD else _FEDALA

@@ -1,0 +1,210 @@
+"""`table evidence`: what the papers say of the order of methods, and whether these runs confirm it (methods.md 2.15)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from scipy.stats import spearmanr
+from sqlalchemy import Engine
+
+from pflbench.errors import NothingYet
+from pflbench.report import selection
+from pflbench.report.arrangement import Arranged
+from pflbench.report.claims import Claim, claims, rankings
+from pflbench.report.labels import counted
+from pflbench.report.selection import Filters
+from pflbench.report.statistics import p_text
+from pflbench.report.tables.grid import CellText, Column, Grid
+from pflbench.store.rounds import tested
+from pflbench.store.runs import Result, RoundRule
+
+Verdict = Literal["confirmed", "not confirmed", "not resolvable"]
+_NORMAL = 1.96  # standard errors within which 95 % of a normal distribution lie
+_FEWEST = 4  # methods, below which an order says nothing
+
+
+@dataclass(frozen=True)
+class Side:
+    """The runs of one method in a setting. values: accuracies in [0, 1], by run. samples: the fewest that a run was tested on."""
+
+    runs: tuple[int, ...]
+    values: tuple[float, ...]
+    samples: int
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.values))
+
+    @property
+    def variance(self) -> float:
+        """Of the mean: of the drawing of the test samples, which all seeds share, and of the seeds, if there are several."""
+        of_seeds = float(np.var(self.values, ddof=1)) / len(self.values) if len(self.values) > 1 else 0.0
+        return self.mean * (1 - self.mean) / self.samples + of_seeds
+
+
+@dataclass(frozen=True)
+class ClaimResult:
+    """A claim in a setting. gap: of the means, and resolution: half of its 95 % interval; both in points."""
+
+    better: Side
+    worse: Side
+
+    @property
+    def gap(self) -> float:
+        return 100 * (self.better.mean - self.worse.mean)
+
+    @property
+    def resolution(self) -> float:
+        return 100 * _NORMAL * math.sqrt(self.better.variance + self.worse.variance)
+
+    @property
+    def verdict(self) -> Verdict:
+        if abs(self.gap) < self.resolution:
+            return "not resolvable"
+        return "confirmed" if self.gap > 0 else "not confirmed"
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        return (*self.better.runs, *self.worse.runs)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far the order of the methods in a setting is that of a source's ranking: Spearman's correlation, and its p."""
+
+    setting: str
+    source: str
+    methods: int
+    rho: float
+    p: float
+
+
+@dataclass(frozen=True)
+class EvidenceTable:
+    """findings[i, j]: of claim i in setting j of `found`, where both methods have runs."""
+
+    round_rule: RoundRule
+    found: Arranged
+    claims: tuple[Claim, ...]
+    findings: Mapping[tuple[int, int], ClaimResult]
+    agreements: tuple[Agreement, ...]
+
+    def grid(self) -> Grid:
+        sources = Column(("source",), tuple(CellText(claim.source) for claim in self.claims))
+        printed = Column(("printed, points", "(settings)"), tuple(CellText(_span(claim.printed)) for claim in self.claims))
+        columns = [sources, printed]
+        for j, setting in enumerate(self.found.settings):
+            here = [self.findings.get((i, j)) for i in range(len(self.claims))]
+            gaps = [CellText(f"{one.gap:+.2f} ± {one.resolution:.2f}", runs=one.runs) if one else CellText("") for one in here]
+            verdicts = [CellText(one.verdict if one else "not run") for one in here]
+            columns.append(Column((*setting.head, "here, points"), tuple(gaps)))
+            columns.append(Column((*("",) * len(setting.head), "verdict"), tuple(verdicts), beside=True))
+        runs = tuple(dict.fromkeys(run for one in self.findings.values() for run in one.runs))
+        records = tuple(self._record(i, j, one) for (i, j), one in self.findings.items())
+        document = {"orders": [vars(one) for one in self.agreements]}
+        names = tuple(claim.text for claim in self.claims)
+        return Grid("Evidence", names, tuple(columns), self.notes, records, runs, document)
+
+    def _record(self, i: int, j: int, found: ClaimResult) -> dict[str, Any]:
+        claim, setting = self.claims[i], self.found.settings[j]
+        return {
+            "setting": setting.title,
+            "protocol": setting.protocol,
+            "claim": claim.text,
+            "source": claim.source,
+            "better": claim.better,
+            "worse": claim.worse,
+            "printed": claim.printed,
+            "round_rule": str(self.round_rule),
+            "mean_better": 100 * found.better.mean,
+            "mean_worse": 100 * found.worse.mean,
+            "gap": found.gap,
+            "resolution": found.resolution,
+            "verdict": found.verdict,
+            "samples": min(found.better.samples, found.worse.samples),
+            "runs": found.runs,
+        }
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (
+            "Here: the difference of the means over seeds, and half of its 95 % interval by the number of test samples and the "
+            "spread of the seeds, if there are several; that of a single seed is not known. Smaller gaps are not resolvable.",
+            selection.sentence(self.round_rule),
+            *(self._tally(j) for j in range(len(self.found.settings))),
+            *(
+                f"{one.setting}: order of {one.methods} methods against their mean rank in the {one.source}: "
+                f"Spearman's rho {one.rho:.2f}, p = {p_text(one.p)}."
+                for one in self.agreements
+            ),
+            *self.found.notes,
+        )
+
+    def _tally(self, j: int) -> str:
+        here = Counter(one.verdict for (_, k), one in self.findings.items() if k == j)
+        verdicts = ", ".join(f"{number} {verdict}" for verdict, number in sorted(here.items()))
+        return f"{self.found.settings[j].title}: of {counted(here.total(), 'claim')} {verdicts}."
+
+
+def build(engine: Engine, filters: Filters = Filters(), *, round_rule: str = "best") -> EvidenceTable:
+    """The claims of which both methods have runs in a setting.
+
+    Raises UserError where there is none.
+    """
+    rule = selection.parse(round_rule)
+    found = filters.select(engine, rule)
+    sides = _sides(engine, found)
+    everything = claims()
+    findings = {
+        (i, j): ClaimResult(sides[claim.better, j], sides[claim.worse, j])
+        for i, claim in enumerate(everything)
+        for j in range(len(found.settings))
+        if (claim.better, j) in sides and (claim.worse, j) in sides
+    }
+    if not findings:
+        raise NothingYet(
+            "No two of these methods stand in a claim of the papers that is known here.",
+            "Run two that do: pflbench run -m fedavg -m fedala -d digits",
+        )
+    told = sorted({i for i, _ in findings})
+    shown = {(told.index(i), j): one for (i, j), one in findings.items()}
+    return EvidenceTable(rule, found, tuple(everything[i] for i in told), shown, tuple(_agreements(found, sides)))
+
+
+def _sides(engine: Engine, found: Arranged) -> dict[tuple[str, int], Side]:
+    """By method and setting, of runs with results by client. Of a method's rows that with the usual hyperparameters comes first:
+    its label names none.
+    """
+    samples = tested(engine, {run.id: run.round for run in found.runs if run.round is not None})
+    made: dict[tuple[str, int], Side] = {}
+    for i in sorted(range(len(found.rows)), key=lambda i: found.rows[i].label != found.rows[i].title):
+        for j in range(len(found.settings)):
+            if runs := [run for run in found.cells.get((i, j), ()) if run.id in samples]:
+                made.setdefault((found.rows[i].method, j), _side(runs, samples))
+    return made
+
+
+def _side(runs: Sequence[Result], samples: Mapping[int, int]) -> Side:
+    values = tuple(run.value for run in runs if run.value is not None)
+    return Side(tuple(run.id for run in runs), values, min(samples[run.id] for run in runs))
+
+
+def _agreements(found: Arranged, sides: Mapping[tuple[str, int], Side]) -> Iterator[Agreement]:
+    for j, setting in enumerate(found.settings):
+        for ranking in rankings():
+            names = [name for name in ranking.rank if (name, j) in sides]
+            if len(names) >= _FEWEST:
+                rho, p = spearmanr([ranking.rank[name] for name in names], [-sides[name, j].mean for name in names])
+                yield Agreement(setting.title, ranking.source, len(names), float(rho), float(p))
+
+
+def _span(printed: Sequence[float]) -> str:
+    """The least and the largest difference, and of how many."""
+    if len(printed) == 1:
+        return f"{printed[0]:+.2f} (1)"
+    return f"{min(printed):+.2f} to {max(printed):+.2f} ({len(printed)})"

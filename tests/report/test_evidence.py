@@ -1,0 +1,110 @@
+"""`table evidence`: claims with their printed values, verdicts by hand, and the order of all methods."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from sqlalchemy import Engine
+from support.report_database import spec
+from support.store_samples import write_round
+
+from pflbench.errors import NothingYet
+from pflbench.report.claims import claims, rankings
+from pflbench.report.needed import TABLES
+from pflbench.report.tables.evidence import ClaimResult, EvidenceTable, build
+from pflbench.report.tables.grid import FORMATS, render
+from pflbench.store import write
+from pflbench.store.write import RoundRecord
+
+SAMPLES = 400
+
+
+def add(engine: Engine, method: str, *correct: int) -> None:
+    """A run for each seed, with so many correct of SAMPLES, which two clients share."""
+    for seed, number in enumerate(correct):
+        run = write.create_run(engine, spec(method, seed), {})
+        write.update_run(engine, run, status="finished")
+        half = {"clients": np.arange(2), "correct": np.array([number, 0]), "loss": np.ones(2)}
+        write_round(engine, run, RoundRecord(round=1, accuracy=number / SAMPLES, total=np.array([SAMPLES, 0]), **half))
+
+
+def of(table: EvidenceTable, text: str) -> ClaimResult:
+    return next(one for (i, _), one in table.findings.items() if table.claims[i].text == text)
+
+
+def test_printed_values() -> None:
+    """FedALA's tables 2 and 7 on Cifar10, Dir(0.1): 90.67 and 59.16; Table 4, Tiny-ImageNet: Ditto 32.15, with ALA 40.75."""
+    by_text = {(claim.source, claim.text): claim.printed for claim in claims()}
+    assert any(math.isclose(gap, 90.67 - 59.16) for gap in by_text["FedALA paper", "FedALA > FedAvg"])
+    assert any(math.isclose(gap, 40.75 - 32.15) for gap in by_text["FedALA paper", "Ditto+ALA > Ditto"])
+    assert len(by_text) == len(claims())
+    assert all(
+        gap > 0 for claim in claims() if claim.better == "fedala" and claim.source == "FedALA paper" for gap in claim.printed
+    )
+
+
+def test_ranks_are_those_of_the_papers() -> None:
+    """FedALA is first in every setting of its paper, and FedAvg and FedProx are last on average."""
+    paper, leaderboard = rankings()
+    assert paper.rank["fedala"] == 1
+    assert set(sorted(paper.rank, key=lambda name: paper.rank[name])[-2:]) == {"fedavg", "fedprox"}
+    assert sum(paper.rank.values()) == pytest.approx(14 * 15 / 2)
+    assert len(leaderboard.rank) == 18
+
+
+def test_a_gap_counts_beyond_the_sampling_of_the_test_data(engine: Engine) -> None:
+    """360 and 300 of 400: half an interval of 1.96 sqrt(0.9 * 0.1 / 400 + 0.75 * 0.25 / 400) = 5.16 points."""
+    add(engine, "fedala", 360)
+    add(engine, "fedavg", 300)
+    add(engine, "ditto", 345)
+    add(engine, "fedrep", 385)
+    table = build(engine)
+    found = of(table, "FedALA > FedAvg")
+    assert (found.gap, found.verdict) == (pytest.approx(15), "confirmed")
+    assert found.resolution == pytest.approx(196 * math.sqrt((0.9 * 0.1 + 0.75 * 0.25) / 400))
+    assert of(table, "FedALA > Ditto").verdict == "not resolvable"
+    assert of(table, "FedALA > FedRep").verdict == "not confirmed"
+
+
+def test_the_spread_of_seeds_widens_the_interval(engine: Engine) -> None:
+    """Seeds at 0.80 and 0.90: their variance is 0.005, that of their mean half of it."""
+    add(engine, "fedala", 320, 360)
+    add(engine, "fedavg", 300)
+    found = of(build(engine), "FedALA > FedAvg")
+    assert found.resolution == pytest.approx(196 * math.sqrt((0.85 * 0.15 + 0.75 * 0.25) / 400 + 0.0025))
+    assert found.verdict == "not resolvable"
+
+
+def test_the_order_of_all_methods(engine: Engine) -> None:
+    """In the order of the paper's mean ranks Spearman's correlation is 1, backwards -1."""
+    ranking = rankings()[0].rank
+    for place, method in enumerate(sorted(ranking, key=lambda name: ranking[name])):
+        add(engine, method, 380 - 5 * place)
+    agreement = build(engine).agreements[0]
+    assert (agreement.source, agreement.methods) == ("FedALA paper", 14)
+    assert agreement.rho == pytest.approx(1, abs=0.01), "but for shared mean ranks"
+    assert agreement.p < 1e-6
+
+
+def test_every_form_has_the_verdict(engine: Engine) -> None:
+    add(engine, "fedala", 360)
+    add(engine, "fedavg", 300)
+    add(engine, "elastic", 290)
+    for form in FORMATS:
+        assert "confirmed" in render(build(engine).grid(), form), form
+    assert "of 3 claims 2 confirmed, 1 not resolvable" in render(build(engine).grid())
+
+
+def test_nothing_to_compare(engine: Engine) -> None:
+    add(engine, "local", 300)
+    add(engine, "scaffold", 300)
+    with pytest.raises(NothingYet, match="No two of these methods"):
+        build(engine)
+
+
+def test_reproduce_trains_what_the_claims_need() -> None:
+    needed = {cell.line.method for cell in TABLES["evidence"].needed}
+    assert {name for claim in claims() for name in (claim.better, claim.worse)} <= needed
+    assert {cell.options["val_share"] for cell in TABLES["evidence"].needed} == {0.1}
