@@ -53,7 +53,7 @@ def claims() -> tuple[Claim, ...]:
     above += [(_FEDALA, name, name.removesuffix("+ala")) for name in WITH_ALA if name != f"{BASELINE}+ala"]
     above.append((_POSTER, "elastic", BASELINE))
     listed = [name for name in methods.METHODS if any(name in of for of in printed[_LEADERBOARD].values())]
-    above += [(_LEADERBOARD, name, BASELINE) for name in listed if name not in (BASELINE, "fedprox")]
+    above += [(_LEADERBOARD, name, BASELINE) for name in listed if name not in (BASELINE, "fedprox", LEADER)]
     return tuple(Claim(better, worse, source, _gaps(printed[source], better, worse)) for source, better, worse in above)
 
 

@@ -33,6 +33,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "accuracy": {"filters": Filters(datasets=("fashionmnist", "agnews")), "test": "t"},
     "overhead": {"filters": Filters(models=("resnet18", "fasttext")), "paper": "always"},
     "clients": {"filters": Filters(datasets=("fashionmnist",))},
+    "evidence": {"filters": Filters(datasets=("cifar100",))},
     "time-to-accuracy": {"filters": Filters(models=("resnet18", "fasttext"))},
     "ranks": {"filters": Filters(RANKED, partitions=("Dir(0.1)",))},
 }

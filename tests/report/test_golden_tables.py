@@ -396,6 +396,18 @@ def test_ranks(made: Callable[[str], Grid], raw: Raw) -> None:
         assert set(by_method[method]["runs"]) == set(own.index)
 
 
+def test_evidence(made: Callable[[str], Grid], raw: Raw) -> None:
+    """Gaps are those of the means of the same runs; what is printed is that of the paper's file."""
+    found = made("evidence").records
+    assert len(found) > 20
+    for record in found:
+        runs = raw.runs.loc[list(record["runs"])]
+        means = runs.groupby("method")["value"].mean()
+        assert set(means.index) == {record["better"], record["worse"]}
+        assert record["gap"] == pytest.approx(means[record["better"]] - means[record["worse"]])
+    assert {record["verdict"] for record in found} == {"confirmed", "not confirmed", "not resolvable"}
+
+
 def test_new_clients(made: Callable[[str], Grid], raw: Raw) -> None:
     runs = raw.where("dataset == 'digits' and scheme == 'iid'")
     expected = raw.new_clients(runs)
@@ -421,6 +433,7 @@ def test_every_table_is_compared() -> None:
         "overhead",
         "time-to-accuracy",
         "clients",
+        "evidence",
         "ranks",
         "new-clients",
         "tuned",
