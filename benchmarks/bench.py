@@ -9,7 +9,7 @@ after it is an arm of its own: batched:none, batched:graph, batched:groups, batc
 
 Compare multiples rather than seconds:
   x FedAvg   the method's round over FedAvg's of the same turn
-  x work     that, over how many times FedAvg's work the method's is, as pflbench/run/counting.py counts it: by FLOPs and bytes,
+  x work     that, over how many times FedAvg's work the method's is, as counting.py counts it: by FLOPs and bytes,
              or by gradients that wait for one another, whichever is more. Above 1.3 a method wastes time.
   x floor    the round over what it must cost at this machine's own speed in matrix products and copies (benchmarks/floor.py)
   training   as x FedAvg, without evaluation; beside it the same of the FedALA paper's Table 3
@@ -33,6 +33,7 @@ from typing import Any, Literal, cast
 import floor
 import numpy as np
 import torch
+from counting import STEADY, Work, work
 
 from pflbench import environment
 from pflbench.engine import devices
@@ -41,7 +42,6 @@ from pflbench.engine.packed.packed_executor import Pack
 from pflbench.errors import UserError, unknown
 from pflbench.report.paper import seconds_per_iteration
 from pflbench.run.arithmetic import exact_arithmetic
-from pflbench.run.counting import STEADY, Work, work
 from pflbench.run.execution import Execution, checked, find_device
 from pflbench.run.federation_data import FederationData, load_federation_data
 from pflbench.run.plan import RunOptions, plan

@@ -2,7 +2,7 @@
 
     python benchmarks/floor.py -d cifar10 [--model cnn] [-m fedala] [--data-dir DATA] [--device cpu] [--round 3] [--share 0.2]
 
-What counts is said in pflbench/run/counting.py. Round 2 has ALA's initial stage, at its shortest. `benchmarks/bench.py` measures
+What counts is said in counting.py. Round 2 has ALA's initial stage, at its shortest. `benchmarks/bench.py` measures
 rounds beside their floor.
 """
 
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from counting import STEADY, Work, work
 
 from pflbench import environment
 from pflbench.engine import devices
-from pflbench.run.counting import STEADY, Work, work
 from pflbench.run.execution import find_device
 from pflbench.run.federation_data import load_federation_data
 from pflbench.run.plan import RunOptions, plan

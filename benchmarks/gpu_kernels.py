@@ -3,7 +3,7 @@
     python benchmarks/gpu_kernels.py OUT -d npz:OUT/data/cifar10.npz [--share 0.2] [--beta 0.1] [--device cuda] [--patience 60]
 
 First PyTorch's profiler names the kernels of a round and their time; TFLOP are those that the round must cost
-(pflbench/run/counting.py). Then one convolution of so many clients, in batches of 10, forward and backward, captured: TFLOP/s in
+(counting.py). Then one convolution of so many clients, in batches of 10, forward and backward, captured: TFLOP/s in
 each way of pflbench/engine/batched/convolutions.py, in float32 and with TF32. OUT/kernels.json has all of it.
 """
 
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from counting import STEADY, work
 from torch import Tensor, nn
 from torch.autograd import DeviceType
 from torch.func import functional_call, grad, vmap
@@ -28,7 +29,6 @@ from pflbench.engine import devices
 from pflbench.engine.batched.convolutions import convolve_by, convolving, fastest, seconds
 from pflbench.engine.batched.program import capture
 from pflbench.run.arithmetic import exact_arithmetic
-from pflbench.run.counting import STEADY, work
 from pflbench.run.execution import Execution, find_device
 from pflbench.run.federation_data import load_federation_data
 from pflbench.run.plan import RunOptions, plan

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+import bench
 import numpy as np
 import pytest
-from support.command import ROOT
+from counting import Work
 
 from pflbench.errors import UserError
-from pflbench.run.counting import Work
 
 
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Both, imported as they import one another."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    bench = __import__("bench")
     for name, value in {"TRIES": 1, "SECONDS": 0.0, "LARGEST": 1024, "COPIED": 1 << 20}.items():
         monkeypatch.setattr(bench.floor, name, value)
-    yield bench
-    del sys.modules["bench"], sys.modules["floor"]
+    return bench
 
 
 def noisy(seed: int, rounds: int = 12, slower: float = 1.0) -> Any:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import counting
 import numpy as np
 import pytest
 import torch
+from counting import Work
 from support.cases import rest_slow
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -19,8 +21,6 @@ from pflbench.engine.federation import Federation
 from pflbench.engine.loop_executor import LoopExecutor
 from pflbench.methods.base import Method
 from pflbench.methods.extended import ClassTargets
-from pflbench.run import counting
-from pflbench.run.counting import Work
 from pflbench.run.federation_data import FederationData
 from pflbench.run.flops import Costs, CountingExecutor, Flops
 from pflbench.run.round import PHASES, CommunicationRound, rounds
