@@ -9,11 +9,12 @@ import argparse
 import json
 import os
 import resource
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,14 @@ class Client:
 
 @dataclass(frozen=True)
 class Task:
-    """A folder that task.py wrote. `facts` is its task.json."""
+    """A folder that task.py wrote. `facts` is its task.json.
+
+    preset: of pflbench's hyperparameters, such as pfllib2025, which follows PFLlib's code; other tools have theirs.
+    """
 
     folder: Path
     facts: dict[str, Any]
+    preset: str = ""
 
     @classmethod
     def read(cls, folder: Path) -> Task:
@@ -91,8 +96,8 @@ def peak_rss_mib() -> float:
 class Recorder:
     """Splits a tool's rounds into training and evaluation, in CPU and wall seconds, and counts steps of torch's optimizers.
 
-    Call `begin` where the first round begins, `evaluating` around the tool's evaluation, and `end_round` after each round with its
-    accuracy in percent. Whatever is not evaluation is training: local training, messages, aggregation.
+    Call `begin` where the first round begins, `evaluating` around the tool's evaluation, and `end_round` after each round.
+    Whatever is not evaluation is training: local training, messages, aggregation.
     """
 
     cpu: Callable[[], float] = cpu_seconds
@@ -162,6 +167,13 @@ class Recorder:
         }
 
 
+def made() -> dict[str, Any]:
+    """What make_env.py noted of this environment: `version`, and `source`, the folder of a checkout; empty without an environment."""
+    note = Path(sys.prefix) / "made.json"
+    found: dict[str, Any] = json.loads(note.read_text()) if note.exists() else {}
+    return found
+
+
 class NotPossible(Exception):
     """The tool cannot do this task or method; the text is the reason."""
 
@@ -174,15 +186,16 @@ def main(tool: str, version: Callable[[], str], arm: Arm) -> None:
     """The command line of an adapter. Its JSON object is written also after an error, whose text is in `error`."""
     parser = argparse.ArgumentParser(description=f"Trains a method on a task with {tool}.")
     parser.add_argument("task", type=Path, help="folder that task.py wrote")
-    parser.add_argument("method", help="by the name that pflbench gives it")
+    parser.add_argument("method", help="by the name that pflbench gives it; pflbench takes METHOD:PRESET, too")
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0, help="of the order of batches, as far as the tool has one")
     parser.add_argument("-o", "--output", type=Path, required=True, help="the JSON file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     recorder, error = Recorder(), None
+    method, _, preset = options.method.partition(":")
     try:
-        arm(Task.read(options.task), options.method, options.rounds, options.seed, recorder)
+        arm(replace(Task.read(options.task), preset=preset), method, options.rounds, options.seed, recorder)
     except NotPossible as reason:
         error = str(reason)
     except Exception as problem:

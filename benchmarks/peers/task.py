@@ -3,8 +3,8 @@
     python task.py OUT --dataset mnist --model mlp --clients 20 --partition dir --alpha 0.1 --rounds 10 --data-dir DATA
 
 OUT gets task.json, weights.pt (a state dict of the model in nets.py) and client_000.npz, ... with train_x, train_y, test_x and
-test_y: float32 images [n, c, h, w] in [-1, 1], as pflbench feeds them, or int64 token ids [n, positions]. --share takes that part of
-every client's samples. steps_per_round in task.json is the number of local steps of FedAvg in a round, of all clients.
+test_y: float32 images [n, c, h, w] in [-1, 1], as pflbench feeds them, or int64 token ids [n, positions]. --share takes that part
+of every client's samples. steps_per_round in task.json is the number of local steps of FedAvg in a round, of all clients.
 """
 
 from __future__ import annotations
