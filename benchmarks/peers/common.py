@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import nets
 import numpy as np
@@ -76,6 +77,10 @@ class Task:
         return samples >= int(self.facts["batch_size"])
 
 
+def _number(counts: list[int]) -> int | list[int]:
+    return counts[0] if len(set(counts)) == 1 else counts
+
+
 def cpu_seconds() -> float:
     """Of this process since it started, and of its children that have ended."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -94,7 +99,10 @@ def peak_rss_mib() -> float:
 
 @dataclass
 class Recorder:
-    """Splits a tool's rounds into training and evaluation, in CPU and wall seconds, and counts steps of torch's optimizers.
+    """Splits a tool's rounds into training and evaluation, in CPU and wall seconds, and counts the work of training.
+
+    Counted outside evaluation: the steps of torch's optimizers, or what the adapter of a tool without them counts, and the
+    gradients that are computed, which is the same for all tools that compute in this process.
 
     Call `begin` where the first round begins, `evaluating` around the tool's evaluation, and `end_round` after each round.
     Whatever is not evaluation is training: local training, messages, aggregation.
@@ -108,16 +116,28 @@ class Recorder:
     eval_wall_s: list[float] = field(default_factory=list)
     accuracy: list[float] = field(default_factory=list)
     steps_per_round: list[int] = field(default_factory=list)
+    gradients_per_round: list[int] = field(default_factory=list)
     steps: int = 0
+    gradients: int = 0
+    _testing: bool = False
     _round: tuple[float, float] = (0.0, 0.0)
     _evaluated: tuple[float, float] = (0.0, 0.0)
 
     def __post_init__(self) -> None:
         register_optimizer_step_post_hook(lambda *_: self.count(1))
+        for name in ("backward", "grad"):
+            setattr(torch.autograd, name, self._counted(getattr(torch.autograd, name)))
+
+    def _counted(self, differentiate: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*given: Any, **named: Any) -> Any:
+            self.gradients += not self._testing
+            return differentiate(*given, **named)
+
+        return counted
 
     def count(self, steps: int) -> None:
         """Further steps of optimization in this round."""
-        self.steps += steps
+        self.steps += 0 if self._testing else steps
 
     def begin(self, start_cpu_s: float | None = None) -> None:
         """start_cpu_s: where an evaluation before the first round, which the start does not contain, began."""
@@ -125,7 +145,7 @@ class Recorder:
         self._next_round()
 
     def _next_round(self) -> None:
-        self.steps, self._evaluated = 0, (0.0, 0.0)
+        self.steps, self.gradients, self._evaluated = 0, 0, (0.0, 0.0)
         self._round = self._now()
 
     def _now(self) -> tuple[float, float]:
@@ -133,9 +153,9 @@ class Recorder:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        begun = self._now()
+        begun, self._testing = self._now(), True
         yield
-        ended = self._now()
+        ended, self._testing = self._now(), False
         self._evaluated = tuple(e + b - a for e, a, b in zip(self._evaluated, begun, ended, strict=True))
 
     def end_round(self, accuracy: float) -> None:
@@ -149,14 +169,15 @@ class Recorder:
             test.append(evaluated)
         self.accuracy.append(accuracy)
         self.steps_per_round.append(self.steps)
+        self.gradients_per_round.append(self.gradients)
         self._next_round()
 
     def result(self) -> dict[str, Any]:
-        """The fields of the adapter's JSON object that are measured. steps_per_round: of all rounds if equal, else their list."""
-        steps: Any = self.steps_per_round
+        """The fields of the adapter's JSON object that are measured. Counts: a number if equal in all rounds, else their list."""
         return {
             "rounds": len(self.accuracy),
-            "steps_per_round": steps[0] if len(set(steps)) == 1 else list(steps),
+            "steps_per_round": _number(self.steps_per_round),
+            "gradients_per_round": _number(self.gradients_per_round),
             "start_cpu_s": self.start_cpu_s,
             "train_cpu_s": self.train_cpu_s,
             "eval_cpu_s": self.eval_cpu_s,
@@ -172,6 +193,20 @@ def made() -> dict[str, Any]:
     note = Path(sys.prefix) / "made.json"
     found: dict[str, Any] = json.loads(note.read_text()) if note.exists() else {}
     return found
+
+
+def allow_torchvision() -> None:
+    """Lets torchvision be imported where its compiled operators are of another build of torch: these tools use its data only.
+
+    PyPI's torchvision is the CUDA build, which does not load beside the CPU build of torch. Call it before the tool is imported.
+    """
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError:
+        for name in [name for name in sys.modules if name.startswith("torchvision")]:
+            del sys.modules[name]
+        with mock.patch.object(torch.library, "register_fake", lambda *_, **__: lambda function: function):
+            import torchvision  # noqa: F401
 
 
 class NotPossible(Exception):
