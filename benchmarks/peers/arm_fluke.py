@@ -8,12 +8,13 @@ therefore takes place in round t + 1. fluke's evaluation computes seven metrics.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
-from typing import Any
+from typing import Any, Literal
 
 import common
 import torch
@@ -24,14 +25,14 @@ from torch import Tensor, nn
 class Method:
     """algorithm: fluke's class. client, server: its hyperparameters, pflbench's values.
 
-    personal: whether clients use models of their own. split: whether the model is an encoder and a head.
+    personal: whether clients use models of their own. shared: the part of the model that the server has, if it is not all of it.
     """
 
     algorithm: str
     client: dict[str, Any] = field(default_factory=dict)
     server: dict[str, Any] = field(default_factory=dict)
     personal: bool = False
-    split: bool = False
+    shared: Literal["", "encoder", "head"] = ""
 
 
 METHODS = {
@@ -41,9 +42,9 @@ METHODS = {
     "feddyn": Method("feddyn.FedDyn", {"alpha": 0.01}, {"weighted": False}),
     "fedbn": Method("fedbn.FedBN"),
     "ditto": Method("ditto.Ditto", {"tau": 2, "lam": 0.1}, personal=True),
-    "fedper": Method("fedper.FedPer", personal=True, split=True),
-    "fedrep": Method("fedrep.FedRep", {"tau": 1, "local_epochs": 5}, personal=True, split=True),
-    "lg-fedavg": Method("lg_fedavg.LGFedAVG", personal=True, split=True),
+    "fedper": Method("fedper.FedPer", personal=True, shared="encoder"),
+    "fedrep": Method("fedrep.FedRep", {"tau": 1, "local_epochs": 5}, personal=True, shared="encoder"),
+    "lg-fedavg": Method("lg_fedavg.LGFedAVG", personal=True, shared="head"),
 }
 
 
@@ -101,7 +102,7 @@ def algorithm(task: common.Task, method: Method) -> Any:
     from fluke import DDict
 
     facts, model = task.facts, task.model()
-    model = split(model) if method.split else model
+    model = split(model) if method.shared else model
     client = {
         "batch_size": facts["batch_size"],
         "local_epochs": facts["local_epochs"],
@@ -111,11 +112,16 @@ def algorithm(task: common.Task, method: Method) -> Any:
         **method.client,
     }
     if method.personal:
-        client["model"] = model
+        client["model"] = copy.deepcopy(model)
     module, name = method.algorithm.split(".")
     made = getattr(import_module(f"fluke.algorithms.{module}"), name)
-    options = DDict(client=client, server={"weighted": True, **method.server}, model=model)
-    return made(facts["clients"], Splitter(task), options)
+    shared = copy.deepcopy(getattr(model, method.shared)) if method.shared else model
+    options = DDict(client=client, server={"weighted": True, **method.server}, model=shared)
+    federation = made(facts["clients"], Splitter(task), options)
+    if method.shared:  # FedRep's clients would share the head of one object
+        for own in federation.clients:
+            own.model = copy.deepcopy(own.model)
+    return federation
 
 
 class Follower:

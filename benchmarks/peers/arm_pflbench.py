@@ -50,9 +50,7 @@ def specification(task: common.Task, method: str, rounds: int, seed: int) -> Run
     """The task's, for this method."""
     spec = RunSpec.model_validate(task.facts["spec"])
     chosen = methods.spec(method, {}, task.preset or None)
-    return spec.model_copy(
-        update={"method": chosen, "seed": seed, "train": spec.train.model_copy(update={"rounds": rounds})}
-    )
+    return spec.model_copy(update={"method": chosen, "seed": seed, "train": spec.train.model_copy(update={"rounds": rounds})})
 
 
 def federation(task: common.Task, spec: RunSpec) -> TaskData:
@@ -94,7 +92,7 @@ def arm(task: common.Task, method: str, rounds: int, seed: int, recorder: common
 
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        stack.enter_context(mock.patch.object(training, "load_federation_data", lambda *_: data))
+        stack.enter_context(mock.patch.object(training, "load_federation_data", return_value=data))
         stack.enter_context(mock.patch.object(CommunicationRound, "evaluate", timed))
         stack.enter_context(mock.patch.object(LoopExecutor, "do", counted))
         store = connect(f"sqlite:///{Path(folder) / 'results.db'}")

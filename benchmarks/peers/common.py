@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -189,7 +190,7 @@ class Recorder:
 
 
 def made() -> dict[str, Any]:
-    """What make_env.py noted of this environment: `version`, and `source`, the folder of a checkout; empty without an environment."""
+    """What make_env.py noted of this environment: `version`, and `source`, the folder of a checkout; empty if there is none."""
     note = Path(sys.prefix) / "made.json"
     found: dict[str, Any] = json.loads(note.read_text()) if note.exists() else {}
     return found
@@ -201,12 +202,12 @@ def allow_torchvision() -> None:
     PyPI's torchvision is the CUDA build, which does not load beside the CPU build of torch. Call it before the tool is imported.
     """
     try:
-        import torchvision  # noqa: F401
+        import_module("torchvision")
     except RuntimeError:
         for name in [name for name in sys.modules if name.startswith("torchvision")]:
             del sys.modules[name]
-        with mock.patch.object(torch.library, "register_fake", lambda *_, **__: lambda function: function):
-            import torchvision  # noqa: F401
+        with mock.patch.object(torch.library, "register_fake", return_value=lambda function: function):
+            import_module("torchvision")
 
 
 class NotPossible(Exception):
