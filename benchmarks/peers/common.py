@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
@@ -121,13 +121,19 @@ class Recorder:
     steps: int = 0
     gradients: int = 0
     _testing: bool = False
+    _undo: ExitStack = field(default_factory=ExitStack)
     _round: tuple[float, float] = (0.0, 0.0)
     _evaluated: tuple[float, float] = (0.0, 0.0)
 
-    def __post_init__(self) -> None:
-        register_optimizer_step_post_hook(lambda *_: self.count(1))
+    def __enter__(self) -> Recorder:
+        """Begins to count."""
+        self._undo.callback(register_optimizer_step_post_hook(lambda *_: self.count(1)).remove)
         for name in ("backward", "grad"):
-            setattr(torch.autograd, name, self._counted(getattr(torch.autograd, name)))
+            self._undo.enter_context(mock.patch.object(torch.autograd, name, self._counted(getattr(torch.autograd, name))))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
 
     def _counted(self, differentiate: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*given: Any, **named: Any) -> Any:
@@ -231,7 +237,8 @@ def main(tool: str, version: Callable[[], str], arm: Arm) -> None:
     recorder, error = Recorder(), None
     method, _, preset = options.method.partition(":")
     try:
-        arm(replace(Task.read(options.task), preset=preset), method, options.rounds, options.seed, recorder)
+        with recorder:
+            arm(replace(Task.read(options.task), preset=preset), method, options.rounds, options.seed, recorder)
     except NotPossible as reason:
         error = str(reason)
     except Exception as problem:

@@ -5,11 +5,13 @@
     python compare.py --agree rows.csv
 
 All tools run once, then all again, each in a process of its own with one thread; repeat k has seed k. Rows that the file has are
-not run again, so that an interrupted command goes on; --again runs those anew that ended with an error. The table has means over
-the rounds after the first, which warms up. Ratios are a tool's CPU seconds over pflbench's, as ratios of means over the repeats, with
-95 % bootstrap intervals over pairs of the same repeat. A tool that did not compute as many gradients, or steps where it cannot count
-them, is listed as not the same work. --into writes the table between a page's marker comments. --agree prints by how many points a
-tool's accuracy differs from pflbench's in some rounds, as means over seeds, with twice the standard error.
+not run again, so that an interrupted command goes on; --again runs those anew that ended with an error.
+
+The table has means over the rounds after the first, which warms up. Ratios are a tool's CPU seconds over pflbench's, as ratios of
+means over the repeats, with 95 % bootstrap intervals over pairs of the same repeat. A tool that did not compute as many gradients
+as pflbench, or steps where it cannot count them, is listed as not the same work. --into writes the table between a page's marker
+comments. --agree prints by how many points a tool's accuracy differs from pflbench's, as means over seeds, with twice their
+standard error.
 """
 
 from __future__ import annotations
