@@ -40,6 +40,26 @@ TOOLS = {
         ("system",),
     ),
     "fluke": Tool((*TORCH, "fluke-fl==0.8.1"), "0.8.1"),
+    "flbench": Tool(
+        (
+            *TORCH,
+            "hydra-core==1.3.8",
+            "ray==2.60.0",
+            "rich",
+            "pandas",
+            "scikit-learn==1.9.1",
+            "nvidia-ml-py",
+            "pillow",
+            "matplotlib==3.11.2",
+        ),
+        "06e658b, 2025-10-09",
+        "https://github.com/KarhouTam/FL-bench",
+        "06e658bca5af6ce732e25bb7c0f8be321e14a85e",
+        ("src", "config", "data/utils", "main.py"),
+    ),
+    "flower": Tool((TORCH[0], "numpy==2.4.6", "flwr[simulation]==1.29.0"), "1.29.0"),
+    "flgo": Tool((TORCH[0], "numpy==2.4.6", "flgo==0.4.4"), "0.4.4"),
+    "pfl": Tool((TORCH[0], "numpy==2.4.6", "pfl==0.6.0"), "0.6.0"),
 }
 
 
