@@ -115,7 +115,7 @@ def test_no_page_has_examples_that_are_not_run() -> None:
 
 # Of the following, what is written is tested where there are servers, signals and hardware, or above.
 ELSEWHERE = ("serve", "track", "doctor --gpu", "data download", "db copy", "methods")
-ELSEWHERE += ("table new-clients", "table time-to-accuracy", "runs reproduce", "runs bundle", "runs verify")
+ELSEWHERE += ("table new-clients", "table evidence", "table time-to-accuracy", "runs reproduce", "runs bundle", "runs verify")
 ELSEWHERE += tuple(f"sweep {command}" for command in ("status", "list", "cancel", "resume", "work"))
 DRY = ("run", "tune", "sweep", "reproduce", "import")
 PLACES = {"pfllib:PATH": "pfllib:MNIST", "folder:PATH": "folder:cifar10-6000", "METHOD": "fedavg", "SEED": "0"}
@@ -138,7 +138,7 @@ def lay_out_data() -> None:
                 pixels = random.integers(0, 256, (32, 32, 3), np.uint8)
                 Path(folder, str(k), f"{n}.ppm").write_bytes(b"P6 32 32 255\n" + pixels.tobytes())
     put_pfllib(Path("MNIST"), side=28, num_classes=10, non_iid=True, balance=False, partition="dir", alpha=0.1)
-    for name in ("agnews-quick", "cifar10-6000", "mnist-6000", "honest-cifar10"):
+    for name in ("agnews-quick", "cifar10-6000", "mnist-6000", "honest-cifar10", "honest-agnews"):
         Path(f"{name}.db").write_bytes(lzma.decompress((ROOT / "reports" / f"{name}.db.xz").read_bytes()))
     Path("clients.db").write_bytes(lzma.decompress((ROOT / "reports" / "digits.db.xz").read_bytes()))
     Path("examples").symlink_to(ROOT / "examples")
