@@ -35,10 +35,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class Ranking:
-    """rank: of each method, 1 is best: the mean over so many settings of the source, those with a value for every method."""
+    """rank: of each method, 1 is best: the mean over the settings of the source that have a value for every method."""
 
     source: str
-    settings: int
     rank: Mapping[str, float]
 
 
@@ -72,7 +71,7 @@ def _ranking(source: str, among: tuple[str, ...]) -> Ranking:
     whole = [of for of in settings if len(of) == max(map(len, settings))]
     names = list(whole[0])
     ranks = [rankdata([-of[name] for name in names]) for of in whole]
-    return Ranking(source, len(whole), dict(zip(names, map(float, np.mean(ranks, axis=0)), strict=True)))
+    return Ranking(source, dict(zip(names, map(float, np.mean(ranks, axis=0)), strict=True)))
 
 
 def _printed() -> dict[str, dict[Place, dict[str, float]]]:
