@@ -140,7 +140,8 @@ def lay_out_data() -> None:
     put_pfllib(Path("MNIST"), side=28, num_classes=10, non_iid=True, balance=False, partition="dir", alpha=0.1)
     for name in ("agnews-quick", "cifar10-6000", "mnist-6000", "honest-cifar10", "honest-agnews"):
         Path(f"{name}.db").write_bytes(lzma.decompress((ROOT / "reports" / f"{name}.db.xz").read_bytes()))
-    Path("clients.db").write_bytes(lzma.decompress((ROOT / "reports" / "digits.db.xz").read_bytes()))
+    for name in ("clients", "evidence"):
+        Path(f"{name}.db").write_bytes(lzma.decompress((ROOT / "reports" / "digits.db.xz").read_bytes()))
     Path("examples").symlink_to(ROOT / "examples")
     Path("reports").mkdir()
 
