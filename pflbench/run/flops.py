@@ -201,8 +201,12 @@ class CountingExecutor(Executor):
     def __init__(self, inner: Executor, count: Flops, whole: CountingExecutor | None = None) -> None:
         self.inner, self.count = inner, count
         self.name, self.device, self.chunks = inner.name, inner.device, inner.chunks
-        self._whole = whole or self  # of an executor of the head: that of the model, which has the sum
+        self._of_model = whole  # of an executor of the head: that of the model, which has the sum
         self._failed = False
+
+    @property
+    def _whole(self) -> CountingExecutor:
+        return self._of_model or self
 
     @property
     def flops(self) -> float | None:

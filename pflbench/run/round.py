@@ -47,18 +47,18 @@ class CommunicationRound:
         self.reception, self.training = fed.at(t, receiving=True), fed.at(t)
         self.seconds: dict[str, float] = {}
         self.flops: dict[str, float | None] = {}
-        self._within = within or self._timed
+        self.within = within
 
     def receive(self, state: Any) -> Any:
         """Server -> clients: download and local initialisation."""
-        with self._within(RECEPTION):
+        with self._measured(RECEPTION):
             return self.method.receive(self.reception, state, self.S)
 
     def evaluate(
         self, before: Any, received: Any, central: NDArray[Any] | None = None
     ) -> tuple[dict[str, Scores], dict[str, tuple[float, float]]]:
         """E1, from the states before and after reception (`evaluate` below), and the test on central samples, if any."""
-        with self._within(EVALUATION):
+        with self._measured(EVALUATION):
             scores = evaluate(self.method, self.reception, before, received, self.S)
             return scores, evaluate_central(self.method, self.reception, received, central)
 
@@ -69,7 +69,7 @@ class CommunicationRound:
         """
         fed, models = self.training, self.method.shared_models
         fed.executor.begin_round(self.t)
-        with self._within(UPDATE):
+        with self._measured(UPDATE):
             S = self.survivors
             if len(S):
                 fed.reset_buffers(S, models)
@@ -142,6 +142,9 @@ class CommunicationRound:
         """Takes over the cost of a reception from a checkpoint."""
         self.seconds[RECEPTION], self.flops[RECEPTION] = seconds, flops
         self.reception.ledger.traffic[:] = traffic
+
+    def _measured(self, phase: str) -> AbstractContextManager[None]:
+        return self.within(phase) if self.within else self._timed(phase)
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,24 @@ def test_what_is_evaluated_is_what_was_received(store, name):
     assert rows(store, "SELECT accuracy, test_loss FROM round WHERE round = 0") == [(expected.accuracy, expected.mean_loss)]
     assert rows(store, "SELECT train_loss FROM round WHERE round = 1")[0][0] > 0
     fed.executor.close()
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_a_run_leaves_no_tensors_in_cycles(store, engine):
+    """They would stay in memory, a model of every client for each round, until Python looks for cycles."""
+    run(short("fedavg", rounds=1), store, engine=engine)  # what the first one loads and keeps
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for name in METHODS:
+            run(short(name, rounds=2), store, engine=engine)
+        gc.collect()
+        assert not [tuple(left.shape) for left in gc.garbage if isinstance(left, torch.Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
 
 
 def test_cohorts_do_not_depend_on_the_method(store):

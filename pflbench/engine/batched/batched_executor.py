@@ -71,6 +71,7 @@ class BatchedExecutor(requests.BaseExecutor):
         if self._owner is not None:
             self._owner._heads.append(self)
         else:
+            self._heads.clear()  # each of them holds its owner
             self.programs.forget()
 
     def record(self) -> dict[str, Any]:
