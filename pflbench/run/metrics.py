@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import softmax
-from scipy.stats import rankdata
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
@@ -32,6 +30,9 @@ def measures(logits: NDArray[np.floating], labels: NDArray[np.integer]) -> tuple
 
 def _auc(logits: NDArray[np.floating], labels: NDArray[np.integer], classes: NDArray[np.integer]) -> float:
     """By ranks (Mann and Whitney), of softmax probabilities in float64: in float32 many are exactly 1."""
+    from scipy.special import softmax  # here, since importing SciPy is a third of what a run takes to start
+    from scipy.stats import rankdata
+
     if len(classes) < 2:
         return np.nan
     exact = logits.astype(np.float64)

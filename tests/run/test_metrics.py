@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from scipy.special import softmax
@@ -57,3 +60,8 @@ def test_sure_predictions_in_single_precision_are_no_ties() -> None:
     logits = np.zeros((4, 2), dtype=np.float32)
     logits[:, 1] = [18, 20, 25, 30]
     assert measures(logits, np.array([0, 0, 1, 1]))[0] == 1
+
+
+def test_a_run_without_these_measures_imports_no_scipy() -> None:
+    code = "import sys, pflbench.cli.run, pflbench.run.training; print({'scipy', 'sklearn', 'pandas'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
