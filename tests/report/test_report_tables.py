@@ -244,6 +244,14 @@ def test_the_elastic_table_counts_the_central_test_set(engine: Engine) -> None:
     assert "pflbench does not have the dataset cinic10." in TABLES["elastic"].load()(engine).notes
 
 
+def test_partitions_that_a_paper_does_not_name_are_told_apart(engine: Engine) -> None:
+    for classes in (2, 5):
+        (one,) = specs(planned("elastic", "fedavg", dataset="mnist"), partition="pathological", classes_per_client=classes)
+        write_round(engine, add_run(engine, one, []), RoundRecord(round=0, accuracy=0.5, series={"central": (0.5, 1.0)}))
+    table = TABLES["elastic"].load()(engine, Filters(datasets=["mnist"]))
+    assert [column.title for column in table.columns] == ["MNIST, Pathological(2)", "MNIST, Pathological(5)"]
+
+
 def test_of_several_sets_of_hyperparameters_the_papers_is_shown(engine: Engine) -> None:
     of = planned("heterogeneity", "ditto", dataset="agnews")
     (other,) = plan(RunOptions(**of.options, settings=("ditto.lam=1",)))

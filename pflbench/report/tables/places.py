@@ -151,7 +151,8 @@ def _columns(
         gains: list[float | None] = [None] * len(planned)
         if j is not None:
             cells, setting = filled[j], found.settings[j]
-            apart = setting.head[2:] if len(run) > 1 else ()
+            partition_is_shown = place.partition != paper.UNKNOWN
+            apart = setting.head[1 + partition_is_shown :] if len(run) > 1 else ()
             head = tuple(dict.fromkeys((head[0] + labels.other_content(setting.spec), *head[1:], *apart)))
             gains = [_improvement(found, j, cell) if cell else None for cell in cells]
             if declared.ranked:
