@@ -49,7 +49,7 @@ class Prepared:
     def federation(self, executor: Executor | None = None) -> Federation:
         """The federation on an executor, by default one of its own. Closes it and raises UserError if no client can train."""
         flat, train, partition = self.initial_model(), self.spec.train, self.data.partition
-        executor = CountingExecutor(executor or self.executor(flat), Flops(Costs(flat, self._two_samples())))
+        executor = CountingExecutor(executor or self.executor(flat), Flops(Costs(flat, self.two_samples())))
         fed = Federation(flat, executor, train, partition.train, partition.test, self.spec.seed, self.data.arrays.y)
         fed.validation_indices = self.data.validation
         if not fed.batches(fed.all_trainable(), 1).steps().any():
@@ -60,7 +60,7 @@ class Prepared:
             )
         return fed
 
-    def _two_samples(self) -> Tensor:
+    def two_samples(self) -> Tensor:
         """As the model takes them."""
         arrays = self.data.arrays
         samples = Samples(arrays.x[:COUNTED], arrays.y[:COUNTED], getattr(torch, self.spec.train.floats), torch.device("cpu"))

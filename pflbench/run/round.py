@@ -251,9 +251,9 @@ def global_model(method: Method, state: Any) -> tuple[Tensor, str] | None:
     return (models, which) if models.dim() == 1 else None
 
 
-def require_global_model(name: str, method: Method, fed: Federation) -> None:
-    """Raises UserError for a method without a global model."""
-    if global_model(method, method.init(fed)) is None:
+def require_global_model(name: str, method: Method, state: Any) -> None:
+    """Raises UserError for a method without a global model in its state."""
+    if global_model(method, state) is None:
         raise UserError(
             f"{name} has no single global model that --central-test could test.",
             f"Leave out --central-test, or -m {name}.",

@@ -96,9 +96,10 @@ def execute_on(
         fed = run.federation(own)
         fed.clock = clock(run)
         try:
+            state = run.method.init(fed.at(0))  # refuses impossible combinations before anything is stored
             if data.central is not None:
-                require_global_model(spec.method.name, run.method, fed)
-            row = found or _created(run, store, fed, {"forced": _kept(how)} if force else {})
+                require_global_model(spec.method.name, run.method, state)
+            row = found or _created(run, store, {"forced": _kept(how)} if force else {})
             name = name_of(row, store.url, how.checkpoints)
             checkpoints = Checkpoints(place, name, owner(row), how.checkpoint_every)
             account = RunRecord(store, row, run, fed, hold)
@@ -106,7 +107,7 @@ def execute_on(
                 memory.release(fed.device)
                 devices.reset_peak(fed.device)
             with _marked(spec, account, checkpoints):
-                yield from _Loop(run, fed, account, checkpoints).run()
+                yield from _Loop(run, fed, state, account, checkpoints).run()
         finally:
             fed.executor.close()
 
@@ -117,12 +118,11 @@ class _Loop:
     A row therefore covers the update of round t, the reception of round t + 1 and E1.
     """
 
-    def __init__(self, run: Prepared, fed: Federation, account: RunRecord, checkpoints: Checkpoints) -> None:
+    def __init__(self, run: Prepared, fed: Federation, state: Any, account: RunRecord, checkpoints: Checkpoints) -> None:
         self.method, self.train = run.method, run.spec.train
         self.fed, self.how, self.central = fed, run.how, run.data.central
         self.new = run.newcomers(fed)
-        self.account, self.checkpoints = account, checkpoints
-        self.state = self.method.init(fed.at(0))
+        self.state, self.account, self.checkpoints = state, account, checkpoints
         self.best: float | None = None
         self.round: CommunicationRound  # after its reception, before its update
 
@@ -247,12 +247,7 @@ def goes_on(found: Run | None, spec: RunSpec, how: Execution, force: bool) -> Ru
     """
     if found is None or not force:
         return found
-    kept = {
-        "metrics_every": 0,
-        "test_after_training": False,
-        **found.environment.get("forced", {}),
-    }  # records of older versions do not have it
-    own = not found.ended and kept == _kept(how) and not _has_changed(found, spec)
+    own = not found.ended and found.environment.get("forced") == _kept(how) and not _has_changed(found, spec)
     return found if own else None
 
 
@@ -266,9 +261,8 @@ def _kept(how: Execution) -> dict[str, Any]:
     }
 
 
-def _created(run: Prepared, store: sqlalchemy.Engine, fed: Federation, more: dict[str, Any]) -> Run:
-    """Creates the row of a new run, after `init` has refused impossible combinations. more: additions to its record."""
-    run.method.init(fed.at(0))
+def _created(run: Prepared, store: sqlalchemy.Engine, more: dict[str, Any]) -> Run:
+    """Creates the row of a new run. more: additions to its record."""
     whole = run.how.record_host
     patiently(lambda: write.create_run(store, run.spec, environment.describe(whole) | more, whole=whole))
     row = patiently(lambda: runs.newest(store, run.spec.key))

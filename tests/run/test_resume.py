@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.cases import rest_slow
-from support.runs import environments, interrupted, numbers, rows, run, short
+from support.runs import interrupted, numbers, rows, run, short
 from support.store_samples import rewind
 
 from pflbench.errors import Occupied, UserError
@@ -15,9 +15,9 @@ from pflbench.methods import METHODS
 from pflbench.run.checkpoint import _digest
 from pflbench.run.execution import Execution
 from pflbench.run.places import Folder
-from pflbench.run.training import execute, goes_on
+from pflbench.run.training import execute
 from pflbench.store import database as db
-from pflbench.store import runs, write
+from pflbench.store import write
 from pflbench.store.failures import sqlite_path
 
 
@@ -39,15 +39,11 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(store, name, tmp_path
     assert list(tmp_path.glob("*.checkpoints/*.pt")) == []
 
 
-def test_a_forced_run_of_a_version_without_measures_is_resumed(store):
+def test_force_goes_on_with_its_own_interrupted_run_that_keeps_the_same_arrays(store):
     run(short(), store)
     interrupted(short(), store, 1, force=True)
-    (environment,) = environments(store)[1:]
-    del environment["forced"]["metrics_every"]
-    write.update_run(store, 2, environment=environment)
-    assert goes_on(runs.newest(store, short().key), short(), Execution(metrics_every=1), force=True) is None
-    begun = run(short(), store, force=True)[0]
-    assert (begun.run_id, begun.kind, begun.round) == (2, "resumed", 1)
+    begun = [interrupted(short(), store, 2, how, force=True)[0] for how in (Execution(), Execution(metrics_every=1))]
+    assert [(step.run_id, step.kind) for step in begun] == [(2, "resumed"), (3, "started")]
 
 
 KEPT = {"optimizer": "adamw", "lr": 0.01, "optimizer_state": "kept", "lr_schedule": "cosine", "join_ratio": 0.6}
