@@ -245,7 +245,7 @@ def _memory(one: Check, device: torch.device) -> CheckResult:
 def _limited(device: torch.device, most: int) -> Iterator[None]:
     """Inside, this process can allocate at most so many bytes on the device; more is a torch.OutOfMemoryError."""
     gpu = devices.of(device)
-    before = gpu.get_per_process_memory_fraction(device) if hasattr(gpu, "get_per_process_memory_fraction") else 1.0
+    before = gpu.get_per_process_memory_fraction(device)
     gpu.empty_cache()
     gpu.set_per_process_memory_fraction(min(1.0, most / gpu.mem_get_info(device)[1]), device)
     try:

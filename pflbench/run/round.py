@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import count
 from typing import Any
@@ -30,24 +30,19 @@ HEADLINE = ""  # among the series
 VALIDATION = "validation"  # the headline's models on validation samples, among the results of a test
 CENTRAL = "central"
 
-Within = Callable[[str], AbstractContextManager[None]]
-"""Gives the context manager around a phase, by its name."""
-
 
 class CommunicationRound:
     """Round t of a method. Call its phases in order, each at most once; the state goes in and comes out.
 
     S: the cohort. reception, training: the federation in this round, each with a ledger of its own, since the arrays of reception
-    belong to E1. seconds, flops: by phase, on the executor's clock and by its count (None: not counted). within: replaces both
-    measurements.
+    belong to E1. seconds, flops: by phase, on the executor's clock and by its count (None: not counted).
     """
 
-    def __init__(self, method: Method, fed: Federation, t: int, within: Within | None = None) -> None:
+    def __init__(self, method: Method, fed: Federation, t: int) -> None:
         self.method, self.t, self.S = method, t, fed.cohort(t)
         self.reception, self.training = fed.at(t, receiving=True), fed.at(t)
         self.seconds: dict[str, float] = {}
         self.flops: dict[str, float | None] = {}
-        self.within = within
 
     def receive(self, state: Any) -> Any:
         """Server -> clients: download and local initialisation."""
@@ -143,11 +138,8 @@ class CommunicationRound:
         self.seconds[RECEPTION], self.flops[RECEPTION] = seconds, flops
         self.reception.ledger.traffic[:] = traffic
 
-    def _measured(self, phase: str) -> AbstractContextManager[None]:
-        return self.within(phase) if self.within else self._timed(phase)
-
     @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
+    def _measured(self, phase: str) -> Iterator[None]:
         executor = self.training.executor
         executor.begin_phase()
         begun, before = executor.clock(), executor.flops
@@ -157,11 +149,11 @@ class CommunicationRound:
         self.flops[phase] = None if counted is None or before is None else counted - before
 
 
-def rounds(method: Method, fed: Federation, within: Within | None = None) -> Iterator[tuple[dict[str, float], Any]]:
+def rounds(method: Method, fed: Federation) -> Iterator[tuple[dict[str, float], Any]]:
     """Whole rounds without a database: yields the seconds by phase and the state after each round."""
     state = method.init(fed.at(0))
     for t in count(1):
-        this = CommunicationRound(method, fed, t, within)
+        this = CommunicationRound(method, fed, t)
         before, state = state, this.receive(state)
         this.evaluate(before, state)
         del before  # a state is large

@@ -39,13 +39,6 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(store, name, tmp_path
     assert list(tmp_path.glob("*.checkpoints/*.pt")) == []
 
 
-def test_force_goes_on_with_its_own_interrupted_run_that_keeps_the_same_arrays(store):
-    run(short(), store)
-    interrupted(short(), store, 1, force=True)
-    begun = [interrupted(short(), store, 2, how, force=True)[0] for how in (Execution(), Execution(metrics_every=1))]
-    assert [(step.run_id, step.kind) for step in begun] == [(2, "resumed"), (3, "started")]
-
-
 KEPT = {"optimizer": "adamw", "lr": 0.01, "optimizer_state": "kept", "lr_schedule": "cosine", "join_ratio": 0.6}
 
 
