@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 from support.cases import rest_slow
-from support.runs import interrupted, numbers, rows, run, short
+from support.runs import BatchNormOnDigits, interrupted, numbers, rows, run, short
 from support.store_samples import rewind
 
 from pflbench.errors import Occupied, UserError
 from pflbench.methods import METHODS
+from pflbench.methods.ditto import Ditto
 from pflbench.run.checkpoint import _digest
 from pflbench.run.execution import Execution
+from pflbench.run.federation_data import FederationData
 from pflbench.run.places import Folder
 from pflbench.run.training import execute
 from pflbench.store import database as db
@@ -151,19 +153,7 @@ def test_a_checkpoint_newer_than_the_database_is_not_used(store):
 
 def test_interrupted_twice_with_batch_norm(store, monkeypatch):
     """BatchNorm buffers change in place; the snapshot that an interrupt saves must be that of the last whole round."""
-    from pflbench.contract import small
-    from pflbench.methods.ditto import Ditto
-    from pflbench.run.federation_data import FederationData
-
-    class Net(small.BatchNormNet):
-        def __init__(self) -> None:
-            super().__init__()
-            self.hidden, self.output = torch.nn.Linear(64, 6), torch.nn.Linear(6, 10)
-
-        def features(self, x):
-            return super().features(x.flatten(1))
-
-    monkeypatch.setattr(FederationData, "model", lambda *_: Net())
+    monkeypatch.setattr(FederationData, "model", lambda *_: BatchNormOnDigits())
     whole = numbers(store, run(short("ditto"), store)[-1].run_id)
     original, stop_at = Ditto.update, [3, 3, 99]
 
