@@ -128,23 +128,17 @@ class Costs:
 
 
 class Flops:
-    """Adds up the FLOPs of requests. Samples pass layers that a phase does not change once in it: their features stay.
+    """Adds up the FLOPs of requests. Samples pass layers that a phase does not change once in it: their features stay."""
 
-    whole: of an executor of the head, the model's Flops, which has the sum of both.
-    """
-
-    def __init__(self, costs: Costs, whole: Flops | None = None) -> None:
-        self.costs, self._whole = costs, whole or self
-        self._sum = 0.0
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        self.own = 0.0  # without those of `head`
         self._steps: dict[Any, tuple[list[int], float]] = {}
         self.begin()
 
     @property
     def total(self) -> float:
-        return self._whole._sum
-
-    def plus(self, flops: float) -> None:
-        self._whole._sum += flops
+        return self.own + (self.head.total if "head" in vars(self) else 0.0)
 
     def begin(self) -> None:
         """A new phase."""
@@ -154,20 +148,20 @@ class Flops:
         if isinstance(request, Sgd):
             self._differentiate(request.plan, request.columns, request.objective, len(request.references))
             if request.references:
-                self.plus(len(request.references) * _samples(request.plan) * self.costs.forward["Global"])
+                self.own += len(request.references) * _samples(request.plan) * self.costs.forward["Global"]
         elif isinstance(request, Scan) and request.plan.steps().any():
             taken, own = self.of_step(request)
-            self.plus(own * int(request.plan.steps().sum()))
+            self.own += own * int(request.plan.steps().sum())
             pieces = [request.plan] if request.parts == 1 else _parts(request.plan, request.parts)
             for part in taken:
                 self._differentiate(pieces[part], request.columns, request.objective)
         elif isinstance(request, ExtractFeatures | SumByClass):
             features, flops = self.costs.head_input
             sums = 2 * self.costs.flat.classes * (features.shape[-1] + 1) if isinstance(request, SumByClass) else 0
-            self.plus(_samples(request.plan) * (flops + sums))
+            self.own += _samples(request.plan) * (flops + sums)
         elif isinstance(request, Evaluate):
             of_batch, of_sample = self.costs.test
-            self.plus(len(request.plan) * of_batch + _samples(request.plan) * of_sample)
+            self.own += len(request.plan) * of_batch + _samples(request.plan) * of_sample
 
     def of_step(self, request: Scan) -> tuple[list[int], float]:
         """Of a step of an inner loop the parts whose gradients it takes, and the FLOPs of its own products for one client.
@@ -194,16 +188,16 @@ class Flops:
     @cached_property
     def head(self) -> Flops:
         """Of the head by itself, on features."""
-        return Flops(Costs(self.costs.flat.head_alone(), self.costs.head_input[0]), self)
+        return Flops(Costs(self.costs.flat.head_alone(), self.costs.head_input[0]))
 
     def _differentiate(self, plan: Plan, columns: slice, objective: Objective | None = None, references: int = 0) -> None:
         frozen = self.costs.frozen(columns)
         of_batch, of_sample = self.costs.gradient(columns, objective, references)
-        self.plus(int(plan.steps().sum()) * of_batch + _samples(plan) * (of_sample - frozen))
+        self.own += int(plan.steps().sum()) * of_batch + _samples(plan) * (of_sample - frozen)
         if frozen:
             known = len(self._through_frozen)
             self._through_frozen = np.union1d(self._through_frozen, np.concatenate(plan.order))
-            self.plus((len(self._through_frozen) - known) * frozen)
+            self.own += (len(self._through_frozen) - known) * frozen
 
 
 class CountingExecutor(Executor):
@@ -229,7 +223,7 @@ class CountingExecutor(Executor):
                 head = CountingExecutor(answer.executor, self.count.head)
                 return HeadOnFeatures(head, answer.plan)  # type: ignore[return-value]
         except Exception:  # of a model of the user
-            self.count.plus(math.nan)
+            self.count.own = math.nan
         return answer
 
     def begin_round(self, t: int) -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from support.cases import rest_slow
 from support.runs import BatchNormOnDigits, interrupted, numbers, rows, run, short
-from support.store_samples import rewind
 
 from pflbench.errors import Occupied, UserError
 from pflbench.methods import METHODS
@@ -140,15 +139,6 @@ def test_a_checkpoint_is_never_taken_over_by_another_run(store, tmp_path):
     again = run(short(seed=1), store, force=True)
     assert (again[0].run_id, again[0].kind) == (3, "started")
     assert numbers(store, 3) == expected
-
-
-def test_a_checkpoint_newer_than_the_database_is_not_used(store):
-    """A power failure may take the last commits: the rounds between would be missing for ever."""
-    whole = numbers(store, run(short(), store)[-1].run_id)
-    interrupted(short(), store, 2, force=True)
-    rewind(store, 2, 1)
-    assert run(short(), store)[0].kind == "started"
-    assert numbers(store, 2) == whole
 
 
 def test_interrupted_twice_with_batch_norm(store, monkeypatch):
