@@ -110,7 +110,7 @@ def _steps_per_second(way: Way, device: torch.device) -> float:
     fed = run("cnn, 3 channels", way, "float32", device).federation()
     with exact_arithmetic(device), closing(fed.executor):
         play = one_round.rounds(method("fedavg"), fed)
-        seconds = min([next(play)[0][one_round.UPDATE] for _ in range(4)][1:])
+        seconds = min([next(play)[0].seconds[one_round.UPDATE] for _ in range(4)][1:])
         return int(fed.batches(fed.all_trainable()).steps().sum()) / seconds
 
 

@@ -149,16 +149,16 @@ class CommunicationRound:
         self.flops[phase] = None if counted is None or before is None else counted - before
 
 
-def rounds(method: Method, fed: Federation) -> Iterator[tuple[dict[str, float], Any]]:
-    """Whole rounds without a database: yields the seconds by phase and the state after each round."""
+def rounds(method: Method, fed: Federation) -> Iterator[tuple[CommunicationRound, dict[str, Scores], Any]]:
+    """Whole rounds without a database: yields each round, its E1 and the state after it."""
     state = method.init(fed.at(0))
     for t in count(1):
         this = CommunicationRound(method, fed, t)
         before, state = state, this.receive(state)
-        this.evaluate(before, state)
+        scores, _ = this.evaluate(before, state)
         del before  # a state is large
         state = this.update(state)
-        yield this.seconds, state
+        yield this, scores, state
 
 
 # -- E1: the models that clients would use now, each tested on its own test data (methods.md 0.2, 2.1) --------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import counting
@@ -23,7 +24,7 @@ from pflbench.methods.base import Method
 from pflbench.methods.extended import ClassTargets
 from pflbench.run.federation_data import FederationData
 from pflbench.run.flops import Costs, CountingExecutor, Flops
-from pflbench.run.round import PHASES, CommunicationRound
+from pflbench.run.round import PHASES, rounds
 from pflbench.spec import DataSpec, Dirichlet, RunSpec, TrainSpec
 
 # The paper's CNN on 3 x 32 x 32: multiplications and additions of one sample's forward pass, layer by layer.
@@ -174,13 +175,8 @@ def test_a_run_counts_the_same_while_it_trains(name: str) -> None:
 
 def steady_flops(method: Method, fed: Federation) -> dict[str, Any]:
     """By phase, of the first steady round."""
-    state = method.init(fed.at(0))
-    for t in range(1, counting.STEADY + 1):
-        now = CommunicationRound(method, fed, t)
-        received = now.receive(state)
-        now.evaluate(state, received)
-        state = now.update(received)
-    return now.flops
+    *_, (last, _, _) = islice(rounds(method, fed), counting.STEADY)
+    return last.flops
 
 
 def test_frozen_layers_of_the_users_model_inside_a_methods_module() -> None:
