@@ -228,10 +228,7 @@ def evaluate_central(method: Method, fed: Federation, state: Any, samples: np.nd
     model, which = found
     accuracy, loss = fed.evaluate_central(model, samples, which)
     if not math.isfinite(loss):
-        raise Diverged(
-            f"the global model has a non-finite loss on the central test set before training in round {fed.t}",
-            "A smaller --lr usually helps.",
-        )
+        raise Diverged(f"the global model has a non-finite loss on the central test set before training in round {fed.t}")
     return {CENTRAL: (accuracy, loss)}
 
 
