@@ -144,7 +144,7 @@ def _tf32(one: Check, device: torch.device) -> CheckResult:
 def _off_in(arithmetic: str, floats: Floats, device: torch.device) -> float:
     """How far matrix products and convolutions, also in groups, and their gradients are from those in float64."""
     with exact_arithmetic(CPU):
-        expected = _multiplied(torch.device("cpu"), torch.float64)
+        expected = _multiplied(CPU, torch.float64)
     with exact_arithmetic(device, arithmetic):
         found = _multiplied(device, getattr(torch, floats))
     return max(_distance(a, b) for a, b in zip(found, expected, strict=True))

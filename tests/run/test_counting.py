@@ -179,6 +179,13 @@ def steady_flops(method: Method, fed: Federation) -> dict[str, Any]:
     return last.flops
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedrep"])
+def test_a_model_that_cannot_be_counted_is_trained_all_the_same(name: str) -> None:
+    fed = federation(n=(12, 6))
+    fed.executor = CountingExecutor(fed.executor, Flops(None))  # type: ignore[arg-type]  # has no costs of anything
+    assert set(steady_flops(methods.make(methods.spec(name, {})), fed).values()) == {None}
+
+
 def test_frozen_layers_of_the_users_model_inside_a_methods_module() -> None:
     def frozen(around: Callable[[nn.Module], nn.Module] | None) -> list[float]:
         fed = federation("cnn", "batched", dtype="float32", shape=(3, 32, 32), classes=10, around=around)
