@@ -75,12 +75,12 @@ class Arm:
             self.executor = run.executor(run.initial_model(), SEEDS)
             pack = Pack(self.executor, SEEDS)
             feds = [one.federation(own) for one, own in zip(seeds, pack.executors, strict=True)]
-            made = pack.together([(found for found, _ in rounds(run.method, fed)) for fed in feds])
+            made = pack.together([(this.seconds for this, *_ in rounds(run.method, fed)) for fed in feds])
             self._rounds: Generator[dict[str, float]] = (found for _, found in made)
         else:
             fed = run.federation()
             self.executor = fed.executor
-            self._rounds = (found for found, _ in rounds(run.method, fed))
+            self._rounds = (this.seconds for this, *_ in rounds(run.method, fed))
 
     def round(self, timed: bool) -> None:
         """The next round, of a pack that of every run."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,7 +48,7 @@ from pflbench.run.execution import Execution
 from pflbench.run.federation_data import FederationData
 from pflbench.run.flops import COUNTED, Costs, Flops
 from pflbench.run.prepared import prepare
-from pflbench.run.round import rounds
+from pflbench.run.round import PHASES, rounds
 from pflbench.spec import RunSpec
 
 STEADY = 3  # the first round that is like all later ones: in the second, ALA has its initial stage
@@ -81,17 +80,10 @@ def count(method: Method, fed: Federation, samples: Samples, t: int = STEADY) ->
     counter = Counter(fed.flat, samples)
     counted = copy.copy(fed)
     counted.executor = counter
-    found: dict[str, Work] = {}
-
-    @contextmanager
-    def counting(phase: str) -> Iterator[None]:
-        found[phase] = counter.begin()
-        yield
-
-    made = rounds(method, counted, counting)
+    made = rounds(method, counted)
     for _ in range(t):
         next(made)
-    return found
+    return dict(zip(PHASES, counter.phases[-len(PHASES) :], strict=True))
 
 
 class Counter(BaseExecutor):
@@ -108,13 +100,13 @@ class Counter(BaseExecutor):
         embeddings = {f"{name}.weight" for name, module in flat.module.named_modules() if isinstance(module, nn.Embedding)}
         self.tables = tuple(entry for entry in flat.parameters if entry.name in embeddings)
         self.layers = _layers(flat, ALL)
-        self.work = self.begin()
-
-    def begin(self) -> Work:
-        """The work of a new phase, still empty."""
         self.work = Work()
+        self.phases: list[Work] = []
+
+    def begin_phase(self) -> None:
+        self.work = Work()
+        self.phases.append(self.work)
         self.counted.begin()
-        return self.work
 
     def do(self, request: Request[R]) -> R:
         before = self.counted.total

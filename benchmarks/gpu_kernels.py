@@ -58,7 +58,7 @@ def profiled(options: argparse.Namespace, device: torch.device) -> dict[str, Any
         made = rounds(methods.make(spec.method), fed)
         for _ in range(STEADY - 1):
             next(made)
-        taken = sum(next(made)[0].values())
+        taken = sum(next(made)[0].seconds.values())
         with profile(activities=[on]) as found:
             next(made)
             devices.synchronise(device)

@@ -43,6 +43,9 @@ class Vanished(UserError):
 class Diverged(UserError):
     """A client produced a non-finite value. The engine names the client, the round loop adds method and round."""
 
+    def __init__(self, message: str, hint: str = "A smaller --lr usually helps.") -> None:
+        super().__init__(message, hint)
+
 
 def unknown(kind: str, name: str, valid: Iterable[str]) -> UserError:
     """An error for a name that is not in a table of contents: offers the nearest valid name, then all of them."""

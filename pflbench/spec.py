@@ -275,6 +275,12 @@ class TrainSpec(Spec):
         for name in ("new_every", "new_epochs", "new_samples"):
             if not self.new_clients and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"--{name.replace('_', '-')} needs --new-clients")
+        if self.join_ratio_low is not None and self.join_ratio_low > self.join_ratio:
+            raise ValueError(f"--join-ratio-low {self.join_ratio_low:g} is above --join-ratio {self.join_ratio:g}")
+        if self.slowest > 1 and self.flops_per_second is None:
+            raise ValueError("--slowest needs --flops-per-second, the speed of the fastest device")
+        if self.deadline is not None and not self.has_clock:
+            raise ValueError("--deadline needs a clock: --flops-per-second, --bandwidth or --latency")
         return self
 
     @field_validator("upload")
@@ -287,16 +293,6 @@ class TrainSpec(Spec):
         if text not in ("full", "int8"):
             raise ValueError("it is none of full, int8 and topk:SHARE with a share above 0, at most 1")
         return text
-
-    @model_validator(mode="after")
-    def _clients_can_behave_so(self) -> TrainSpec:
-        if self.join_ratio_low is not None and self.join_ratio_low > self.join_ratio:
-            raise ValueError(f"--join-ratio-low {self.join_ratio_low:g} is above --join-ratio {self.join_ratio:g}")
-        if self.slowest > 1 and self.flops_per_second is None:
-            raise ValueError("--slowest needs --flops-per-second, the speed of the fastest device")
-        if self.deadline is not None and not self.has_clock:
-            raise ValueError("--deadline needs a clock: --flops-per-second, --bandwidth or --latency")
-        return self
 
 
 LATER = {name: field.default for name, field in TrainSpec.model_fields.items() if field.exclude_if}

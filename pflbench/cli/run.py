@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import sqlalchemy
 
     from pflbench.run.execution import Execution
-    from pflbench.run.federation_data import FederationData
     from pflbench.run.follow import Follow
     from pflbench.run.plan import RunOptions
     from pflbench.spec import RunSpec
@@ -264,8 +263,6 @@ def prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
         with data_view(quiet) as progress:
             setting = load_federation_data(spec, data_dir, progress)
         require_possible(spec, setting)
-        if setting.central is not None:
-            _require_global_model(spec, setting)
         notes |= dict.fromkeys(remarks(spec, setting))
     for note in notes:
         message(f"Note: {note}")
@@ -284,17 +281,6 @@ def follow_client(text: str, specs: Sequence[RunSpec], data_dir: Path) -> Follow
         most = max(most, client.bytes(sum(parameter.numel() for parameter in model.parameters())))
     message(f"Note: --trajectory stores up to {most / 1e6:,.0f} MB with each run.")
     return client
-
-
-def _require_global_model(spec: RunSpec, setting: FederationData) -> None:
-    from pflbench.run.execution import Execution, find_device
-    from pflbench.run.prepared import prepare
-    from pflbench.run.round import require_global_model
-
-    run = prepare(spec, setting, find_device("cpu"), Execution(engine="batched"))
-    fed = run.federation()
-    require_global_model(spec.method.name, run.method, fed)
-    fed.executor.close()
 
 
 def _result(results: sqlalchemy.Engine, key: str, settings: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -16,10 +16,10 @@ from pflbench.data import Arrays
 from pflbench.engine.federation import Federation
 from pflbench.methods.base import Method
 from pflbench.partition import Partition
+from pflbench.run import round as one_round
 from pflbench.run.execution import Execution
 from pflbench.run.federation_data import FederationData
 from pflbench.run.prepared import Prepared, prepare
-from pflbench.run.round import CommunicationRound
 from pflbench.spec import IID, DataSpec, RunSpec, TrainSpec
 
 Way = Literal["", "loop", "batched", "captured", "deterministic"]
@@ -111,17 +111,13 @@ def played(method: Method, fed: Federation, count: int) -> Numbers:
 
 def rounds(method: Method, fed: Federation, count: int) -> Iterator[Numbers]:
     """After each round: losses and right predictions of all rounds so far, the state and BatchNorm's buffers."""
-    state, numbers = method.init(fed.at(0)), {}
-    for t in range(1, count + 1):
-        now = CommunicationRound(method, fed, t)
-        before, state = state, now.receive(state)
-        scores, _ = now.evaluate(before, state)
-        state = now.update(state)
+    numbers: Numbers = {}
+    for now, scores, state in islice(one_round.rounds(method, fed), count):
         for which, tested in scores.items():
-            numbers[f"round {t}: test loss {which}"] = torch.from_numpy(tested.loss)
+            numbers[f"round {now.t}: test loss {which}"] = torch.from_numpy(tested.loss)
             if fed.dtype == torch.float64:  # else rounding decides whether a prediction is right
-                numbers[f"round {t}: {RIGHT} {which}"] = torch.from_numpy(tested.correct)
+                numbers[f"round {now.t}: {RIGHT} {which}"] = torch.from_numpy(tested.correct)
         for which, loss in now.training.ledger.train_loss.items():
-            numbers[f"round {t}: training loss {which}"] = torch.tensor(loss)
+            numbers[f"round {now.t}: training loss {which}"] = torch.tensor(loss)
         buffers = {f"buffers {which}": rows for which, rows in fed.buffers.items()}
         yield {name: value.cpu().double() for name, value in (numbers | small.tensors(state) | buffers).items()}

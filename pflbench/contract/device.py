@@ -110,7 +110,7 @@ def _steps_per_second(way: Way, device: torch.device) -> float:
     fed = run("cnn, 3 channels", way, "float32", device).federation()
     with exact_arithmetic(device), closing(fed.executor):
         play = one_round.rounds(method("fedavg"), fed)
-        seconds = min([next(play)[0][one_round.UPDATE] for _ in range(4)][1:])
+        seconds = min([next(play)[0].seconds[one_round.UPDATE] for _ in range(4)][1:])
         return int(fed.batches(fed.all_trainable()).steps().sum()) / seconds
 
 
@@ -144,7 +144,7 @@ def _tf32(one: Check, device: torch.device) -> CheckResult:
 def _off_in(arithmetic: str, floats: Floats, device: torch.device) -> float:
     """How far matrix products and convolutions, also in groups, and their gradients are from those in float64."""
     with exact_arithmetic(CPU):
-        expected = _multiplied(torch.device("cpu"), torch.float64)
+        expected = _multiplied(CPU, torch.float64)
     with exact_arithmetic(device, arithmetic):
         found = _multiplied(device, getattr(torch, floats))
     return max(_distance(a, b) for a, b in zip(found, expected, strict=True))
@@ -245,7 +245,7 @@ def _memory(one: Check, device: torch.device) -> CheckResult:
 def _limited(device: torch.device, most: int) -> Iterator[None]:
     """Inside, this process can allocate at most so many bytes on the device; more is a torch.OutOfMemoryError."""
     gpu = devices.of(device)
-    before = gpu.get_per_process_memory_fraction(device) if hasattr(gpu, "get_per_process_memory_fraction") else 1.0
+    before = gpu.get_per_process_memory_fraction(device)
     gpu.empty_cache()
     gpu.set_per_process_memory_fraction(min(1.0, most / gpu.mem_get_info(device)[1]), device)
     try:

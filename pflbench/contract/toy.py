@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from pflbench.engine.flat import Flat
 from pflbench.engine.requests import Loss
 from pflbench.engine.samples import Samples
 from pflbench.methods.base import Method
+from pflbench.run import round as one_round
 from pflbench.run.round import HEADLINE, CommunicationRound
 from pflbench.spec import TrainSpec
 
@@ -120,14 +122,8 @@ def fill(start: int, *parameters: Tensor) -> None:
 
 def losses_at_e1(method: Method, fed: Federation, count: int) -> list[list[float]]:
     """E1 of each round on F2: the clients' mean cross-entropies."""
-    state, seen = method.init(fed), []
-    for t in range(1, count + 1):
-        now = CommunicationRound(method, fed, t)
-        before, state = state, now.receive(state)
-        scores = now.evaluate(before, state)[0][HEADLINE]
-        seen.append((scores.loss / scores.total).tolist())
-        state = now.update(state)
-    return seen
+    found = [scores[HEADLINE] for _, scores, _ in islice(one_round.rounds(method, fed), count)]
+    return [(scores.loss / scores.total).tolist() for scores in found]
 
 
 def rounds(method: Method, fed: Federation, count: int) -> list[tuple[Any, Any]]:

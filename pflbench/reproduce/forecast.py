@@ -135,8 +135,8 @@ def _timed(spec: RunSpec, setting: FederationData, how: Execution, batches: int)
         run = prepare(spec, replace(setting, partition=cut), device, replace(how, save_artifacts_every=0, follow=None))
         fed = run.federation()
         try:
-            for of_phases, _ in islice(rounds(run.method, fed), ROUNDS):
-                seconds = sum(of_phases.values())
+            for this, *_ in islice(rounds(run.method, fed), ROUNDS):
+                seconds = sum(this.seconds.values())
                 if time.monotonic() - begun > PATIENCE:
                     break
         finally:

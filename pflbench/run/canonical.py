@@ -14,21 +14,18 @@ from pflbench import methods
 from pflbench.errors import UserError
 from pflbench.partition.core import least_samples
 from pflbench.run.federation_data import load_federation_data
-from pflbench.spec import Dirichlet, Pathological, RunSpec, Spec, Value
+from pflbench.spec import Dirichlet, Pathological, RunSpec, Spec
 
 
 def canonical(spec: RunSpec, data_root: Path) -> RunSpec:
     """The canonical specification. Fields that depend on missing data stay unchanged: the run will report those data."""
-    values = {name: _positive_zero(value) for name, value in spec.method.hyperparameters.items()}
-    found = _changed(spec, "train", weight_decay=_positive_zero(spec.train.weight_decay))
     if spec.train.new_every >= spec.train.rounds:
-        found = _changed(found, "train", new_every=0)
-    found = _changed(found, "method", hyperparameters=values)
+        spec = _changed(spec, "train", new_every=0)
     if isinstance(spec.partition, Pathological) and spec.partition.balanced:
-        found = _changed(found, "partition", min_samples=None)
+        spec = _changed(spec, "partition", min_samples=None)
     with suppress(UserError):
-        found = _by_data(found, data_root)
-    return found
+        spec = _by_data(spec, data_root)
+    return spec
 
 
 def _by_data(spec: RunSpec, data_root: Path) -> RunSpec:
@@ -54,8 +51,3 @@ def _by_data(spec: RunSpec, data_root: Path) -> RunSpec:
 def _changed(spec: RunSpec, part: str, **values: object) -> RunSpec:
     of: Spec = getattr(spec, part)
     return spec.model_copy(update={part: of.model_copy(update=values)})
-
-
-def _positive_zero(value: Value) -> Value:
-    """-0.0 is 0.0."""
-    return value + 0.0 if isinstance(value, float) else value

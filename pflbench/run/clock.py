@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from pflbench.engine import rng
 from pflbench.engine.batches import batch_sizes
 from pflbench.engine.behaviour import ClientClock
 from pflbench.engine.flat import Flat
 from pflbench.engine.requests import ALL
-from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
 from pflbench.models import build
-from pflbench.run.flops import COUNTED, Costs
+from pflbench.run.flops import Costs
 from pflbench.run.prepared import Prepared
 
 
@@ -33,9 +31,8 @@ def _flops(run: Prepared) -> np.ndarray:
     """Of each client's plain SGD with the user's model in one round, [N]: whatever the method does beside it."""
     spec, arrays = run.spec, run.data.arrays
     flat = Flat(build(spec.model, tuple(arrays.x.shape[1:]), len(arrays.classes), arrays.vocabulary, spec.own_model))
-    samples = Samples(arrays.x[:COUNTED], arrays.y[:COUNTED], torch.float32, torch.device("cpu"))
     try:
-        of_batch, of_sample = Costs(flat, samples.batch(torch.zeros(COUNTED, dtype=torch.int64))[0]).gradient(ALL)
+        of_batch, of_sample = Costs(flat, run.two_samples()).gradient(ALL)
     except Exception as error:  # of a user's own model on tensors without data
         raise UserError(
             f"The FLOPs of model '{spec.model}' cannot be counted: {error}.", "Leave out --flops-per-second and --slowest."

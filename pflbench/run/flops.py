@@ -8,6 +8,7 @@ convolutions, which an FFT or Winograd's algorithm can undercut.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -131,9 +132,13 @@ class Flops:
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
-        self.total = 0.0
+        self.own = 0.0  # without those of `head`
         self._steps: dict[Any, tuple[list[int], float]] = {}
         self.begin()
+
+    @property
+    def total(self) -> float:
+        return self.own + (self.head.total if "head" in vars(self) else 0.0)
 
     def begin(self) -> None:
         """A new phase."""
@@ -143,20 +148,20 @@ class Flops:
         if isinstance(request, Sgd):
             self._differentiate(request.plan, request.columns, request.objective, len(request.references))
             if request.references:
-                self.total += len(request.references) * _samples(request.plan) * self.costs.forward["Global"]
+                self.own += len(request.references) * _samples(request.plan) * self.costs.forward["Global"]
         elif isinstance(request, Scan) and request.plan.steps().any():
             taken, own = self.of_step(request)
-            self.total += own * int(request.plan.steps().sum())
+            self.own += own * int(request.plan.steps().sum())
             pieces = [request.plan] if request.parts == 1 else _parts(request.plan, request.parts)
             for part in taken:
                 self._differentiate(pieces[part], request.columns, request.objective)
         elif isinstance(request, ExtractFeatures | SumByClass):
             features, flops = self.costs.head_input
             sums = 2 * self.costs.flat.classes * (features.shape[-1] + 1) if isinstance(request, SumByClass) else 0
-            self.total += _samples(request.plan) * (flops + sums)
+            self.own += _samples(request.plan) * (flops + sums)
         elif isinstance(request, Evaluate):
             of_batch, of_sample = self.costs.test
-            self.total += len(request.plan) * of_batch + _samples(request.plan) * of_sample
+            self.own += len(request.plan) * of_batch + _samples(request.plan) * of_sample
 
     def of_step(self, request: Scan) -> tuple[list[int], float]:
         """Of a step of an inner loop the parts whose gradients it takes, and the FLOPs of its own products for one client.
@@ -182,46 +187,43 @@ class Flops:
 
     @cached_property
     def head(self) -> Flops:
-        """Of the head by itself, on features; its FLOPs are to be added to these."""
+        """Of the head by itself, on features."""
         return Flops(Costs(self.costs.flat.head_alone(), self.costs.head_input[0]))
 
     def _differentiate(self, plan: Plan, columns: slice, objective: Objective | None = None, references: int = 0) -> None:
         frozen = self.costs.frozen(columns)
         of_batch, of_sample = self.costs.gradient(columns, objective, references)
-        self.total += int(plan.steps().sum()) * of_batch + _samples(plan) * (of_sample - frozen)
+        self.own += int(plan.steps().sum()) * of_batch + _samples(plan) * (of_sample - frozen)
         if frozen:
             known = len(self._through_frozen)
             self._through_frozen = np.union1d(self._through_frozen, np.concatenate(plan.order))
-            self.total += (len(self._through_frozen) - known) * frozen
+            self.own += (len(self._through_frozen) - known) * frozen
 
 
 class CountingExecutor(Executor):
     """Another executor, whose requests are counted."""
 
-    def __init__(self, inner: Executor, count: Flops, whole: CountingExecutor | None = None) -> None:
+    def __init__(self, inner: Executor, count: Flops) -> None:
         self.inner, self.count = inner, count
         self.name, self.device, self.chunks = inner.name, inner.device, inner.chunks
-        self._of_model = whole  # of an executor of the head: that of the model, which has the sum
-        self._failed = False
-
-    @property
-    def _whole(self) -> CountingExecutor:
-        return self._of_model or self
 
     @property
     def flops(self) -> float | None:
         """None once a user's own model could not be counted."""
-        return None if self._failed else self.count.total
+        return None if math.isnan(self.count.total) else self.count.total
 
     def begin_phase(self) -> None:
         self.count.begin()
 
     def do(self, request: Request[R]) -> R:
         answer = self.inner.do(request)
-        self._count(request)
-        if isinstance(answer, HeadOnFeatures) and not self._whole._failed:
-            head = CountingExecutor(answer.executor, self.count.head, self._whole)
-            return HeadOnFeatures(head, answer.plan)  # type: ignore[return-value]
+        try:
+            self.count.add(request)
+            if isinstance(answer, HeadOnFeatures):
+                head = CountingExecutor(answer.executor, self.count.head)
+                return HeadOnFeatures(head, answer.plan)  # type: ignore[return-value]
+        except Exception:  # of a model of the user
+            self.count.own = math.nan
         return answer
 
     def begin_round(self, t: int) -> None:
@@ -235,15 +237,6 @@ class CountingExecutor(Executor):
 
     def close(self) -> None:
         self.inner.close()
-
-    def _count(self, request: Request[Any]) -> None:
-        before = self.count.total
-        try:
-            self.count.add(request)
-        except Exception:  # of a model of the user
-            self._whole._failed = True
-        if self._whole is not self:
-            self._whole.count.total += self.count.total - before
 
 
 def _samples(plan: Plan) -> int:

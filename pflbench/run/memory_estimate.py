@@ -23,9 +23,11 @@ from pflbench.engine.flat import Flat
 from pflbench.engine.optimizers import WORKSPACE
 from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
+from pflbench.methods.base import Method
 from pflbench.run.checkpoint import tensors
 from pflbench.run.execution import Execution, find_device
 from pflbench.run.federation_data import FederationData
+from pflbench.run.round import require_global_model
 from pflbench.spec import RunSpec
 
 
@@ -83,9 +85,10 @@ def estimate(spec: RunSpec, data: FederationData, how: Execution, device: str) -
     Raises UserError where the method does not go with the model or the protocol.
     """
     fed, samples = _without_data(spec, data)
-    kept = _kept(spec, fed)
-    if kept is None:
+    state = _initial_state(spec, methods.make(spec.method), fed)
+    if state is None:
         return None
+    kept = sum(value.nbytes for value in tensors(state).values())
     try:
         row, step = fed.dtype.itemsize * fed.flat.size, _step(fed, samples, how.unfolds(device))
     except Exception:  # the model reads values, or makes tensors on a device of its own choice
@@ -141,8 +144,11 @@ def footprint(spec: RunSpec, data: FederationData, how: Execution) -> Footprint 
 
 
 def require_possible(spec: RunSpec, data: FederationData) -> None:
-    """Raises UserError if the method does not work with the model or the protocol."""
-    _kept(spec, _without_data(spec, data)[0])
+    """Raises UserError if the method does not work with the model, the protocol or the central test set."""
+    method, (fed, _) = methods.make(spec.method), _without_data(spec, data)
+    state = _initial_state(spec, method, fed)
+    if state is not None and data.central is not None:
+        require_global_model(spec.method.name, method, state)
 
 
 def readable(size: float) -> str:
@@ -163,15 +169,14 @@ def _batch(samples: Samples, size: int) -> tuple[Tensor, Tensor]:
     return samples.batch(torch.zeros(size, dtype=torch.int64, device="meta"))
 
 
-def _kept(spec: RunSpec, fed: Federation) -> int | None:
-    """Bytes of the method's state."""
+def _initial_state(spec: RunSpec, method: Method, fed: Federation) -> Any:
+    """The method's state; None if its `init` looks at values."""
     try:
-        state = methods.make(spec.method).init(fed)
+        return method.init(fed)
     except UserError as error:
         raise UserError(f"{spec.method.name} on {spec.data.label}, model {spec.model}: {error.message}", error.hint) from error
     except Exception:
         return None
-    return sum(value.nbytes for value in tensors(state).values())
 
 
 def _step(fed: Federation, samples: Samples, unfolded: bool) -> int:

@@ -35,7 +35,7 @@ def tested(method: Method, fed: Federation, state: Any, new: Federation) -> list
             try:
                 done = new.fit(models[S], S, plan=epoch, moments=moments, **welcome.how)
             except Diverged as error:
-                raise Diverged(f"of the new clients, counted from 0, {error.message}", "A smaller --lr usually helps.") from None
+                raise Diverged(f"of the new clients, counted from 0, {error.message}") from None
             models[S], moments = done.models, done.moments
         found.append(new.evaluate(models, everyone))
     return found

@@ -49,7 +49,7 @@ class Prepared:
     def federation(self, executor: Executor | None = None) -> Federation:
         """The federation on an executor, by default one of its own. Closes it and raises UserError if no client can train."""
         flat, train, partition = self.initial_model(), self.spec.train, self.data.partition
-        executor = CountingExecutor(executor or self.executor(flat), Flops(Costs(flat, self._two_samples())))
+        executor = CountingExecutor(executor or self.executor(flat), Flops(Costs(flat, self.two_samples())))
         fed = Federation(flat, executor, train, partition.train, partition.test, self.spec.seed, self.data.arrays.y)
         fed.validation_indices = self.data.validation
         if not fed.batches(fed.all_trainable(), 1).steps().any():
@@ -60,7 +60,7 @@ class Prepared:
             )
         return fed
 
-    def _two_samples(self) -> Tensor:
+    def two_samples(self) -> Tensor:
         """As the model takes them."""
         arrays = self.data.arrays
         samples = Samples(arrays.x[:COUNTED], arrays.y[:COUNTED], getattr(torch, self.spec.train.floats), torch.device("cpu"))
@@ -116,7 +116,7 @@ class Prepared:
     def _require_together(self, flat: Flat, samples: Samples) -> None:
         """Raises UserError if a user's own model cannot be computed for two clients at once."""
         batch = np.concatenate(self.data.partition.train)[:2]
-        plan = Plan((batch, batch), (np.full(1, len(batch)),) * 2)
+        plan = Plan.through([batch, batch], len(batch))
         made = BatchedExecutor(flat, samples)
         # PyTorch warns that it computes an operation for one client after another.
         warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
@@ -137,7 +137,7 @@ class Prepared:
     def _seconds_of_steps(self, way: str, flat: Flat, samples: Samples, clients: int) -> float:
         """Seconds of STEPS training steps with the run's own model and batches, captured as in the run."""
         batch = np.concatenate(self.data.partition.train)[: self.spec.train.batch_size]
-        plan = Plan((np.tile(batch, STEPS),) * clients, (np.full(STEPS, len(batch)),) * clients)
+        plan = Plan.through([np.tile(batch, STEPS)] * clients, len(batch))
         rows, buffers = _copies(flat, samples, clients)
         made = BatchedExecutor(flat, samples, capture=capture(self.how.capture, samples.device), convolution=way)
         try:

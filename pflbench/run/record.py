@@ -196,8 +196,7 @@ def tested(this: CommunicationRound, series: Mapping[str, Scores], central: Mapp
     for one in series.values():
         if not np.isfinite(one.loss).all():
             client = int(one.clients[~np.isfinite(one.loss)][0])
-            reason = f"client {client} has a non-finite test loss before training in round {this.t}"
-            raise Diverged(reason, "A smaller --lr usually helps.")
+            raise Diverged(f"client {client} has a non-finite test loss before training in round {this.t}")
     each = scores.correct / scores.total
     validated: dict[str, Any] = {}
     if VALIDATION in series:
@@ -232,10 +231,8 @@ def adapted(results: Sequence[Scores], first: int, t: int) -> list[dict[str, Any
     for epochs, scores in enumerate(results):
         for client, correct, total, loss in zip(*(each.tolist() for each in vars(scores).values()), strict=True):
             if not math.isfinite(loss):
-                raise Diverged(
-                    f"new client {first + client} has a non-finite test loss after {epochs} epochs of adaptation in round {t}",
-                    "A smaller --lr usually helps.",
-                )
+                where = f"after {epochs} epochs of adaptation in round {t}"
+                raise Diverged(f"new client {first + client} has a non-finite test loss {where}")
             rows.append({"client": first + client, "epochs": epochs, "correct": correct, "total": total, "loss": loss})
     return rows
 

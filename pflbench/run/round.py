@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import count
 from typing import Any
@@ -30,24 +30,19 @@ HEADLINE = ""  # among the series
 VALIDATION = "validation"  # the headline's models on validation samples, among the results of a test
 CENTRAL = "central"
 
-Within = Callable[[str], AbstractContextManager[None]]
-"""Gives the context manager around a phase, by its name."""
-
 
 class CommunicationRound:
     """Round t of a method. Call its phases in order, each at most once; the state goes in and comes out.
 
     S: the cohort. reception, training: the federation in this round, each with a ledger of its own, since the arrays of reception
-    belong to E1. seconds, flops: by phase, on the executor's clock and by its count (None: not counted). within: replaces both
-    measurements.
+    belong to E1. seconds, flops: by phase, on the executor's clock and by its count (None: not counted).
     """
 
-    def __init__(self, method: Method, fed: Federation, t: int, within: Within | None = None) -> None:
+    def __init__(self, method: Method, fed: Federation, t: int) -> None:
         self.method, self.t, self.S = method, t, fed.cohort(t)
         self.reception, self.training = fed.at(t, receiving=True), fed.at(t)
         self.seconds: dict[str, float] = {}
         self.flops: dict[str, float | None] = {}
-        self.within = within
 
     def receive(self, state: Any) -> Any:
         """Server -> clients: download and local initialisation."""
@@ -143,11 +138,8 @@ class CommunicationRound:
         self.seconds[RECEPTION], self.flops[RECEPTION] = seconds, flops
         self.reception.ledger.traffic[:] = traffic
 
-    def _measured(self, phase: str) -> AbstractContextManager[None]:
-        return self.within(phase) if self.within else self._timed(phase)
-
     @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
+    def _measured(self, phase: str) -> Iterator[None]:
         executor = self.training.executor
         executor.begin_phase()
         begun, before = executor.clock(), executor.flops
@@ -157,16 +149,16 @@ class CommunicationRound:
         self.flops[phase] = None if counted is None or before is None else counted - before
 
 
-def rounds(method: Method, fed: Federation, within: Within | None = None) -> Iterator[tuple[dict[str, float], Any]]:
-    """Whole rounds without a database: yields the seconds by phase and the state after each round."""
+def rounds(method: Method, fed: Federation) -> Iterator[tuple[CommunicationRound, dict[str, Scores], Any]]:
+    """Whole rounds without a database: yields each round, its E1 and the state after it."""
     state = method.init(fed.at(0))
     for t in count(1):
-        this = CommunicationRound(method, fed, t, within)
+        this = CommunicationRound(method, fed, t)
         before, state = state, this.receive(state)
-        this.evaluate(before, state)
+        scores, _ = this.evaluate(before, state)
         del before  # a state is large
         state = this.update(state)
-        yield this.seconds, state
+        yield this, scores, state
 
 
 # -- E1: the models that clients would use now, each tested on its own test data (methods.md 0.2, 2.1) --------------------
@@ -236,10 +228,7 @@ def evaluate_central(method: Method, fed: Federation, state: Any, samples: np.nd
     model, which = found
     accuracy, loss = fed.evaluate_central(model, samples, which)
     if not math.isfinite(loss):
-        raise Diverged(
-            f"the global model has a non-finite loss on the central test set before training in round {fed.t}",
-            "A smaller --lr usually helps.",
-        )
+        raise Diverged(f"the global model has a non-finite loss on the central test set before training in round {fed.t}")
     return {CENTRAL: (accuracy, loss)}
 
 
@@ -251,9 +240,9 @@ def global_model(method: Method, state: Any) -> tuple[Tensor, str] | None:
     return (models, which) if models.dim() == 1 else None
 
 
-def require_global_model(name: str, method: Method, fed: Federation) -> None:
-    """Raises UserError for a method without a global model."""
-    if global_model(method, method.init(fed)) is None:
+def require_global_model(name: str, method: Method, state: Any) -> None:
+    """Raises UserError for a method without a global model in its state."""
+    if global_model(method, state) is None:
         raise UserError(
             f"{name} has no single global model that --central-test could test.",
             f"Leave out --central-test, or -m {name}.",

@@ -49,10 +49,8 @@ def losses(
 
 def _losses(fed: Federation, models: NDArray[np.float64], client: int) -> NDArray[np.float64]:
     """Mean losses [g] of models [g, P] on all training data of a client."""
-    mine = fed.train_indices[client]
-    sizes = np.diff(np.append(np.arange(0, len(mine), EVALUATION_BATCH), len(mine)))
-    rows = torch.from_numpy(models).to(fed.device, fed.dtype)
-    plan = Plan((mine,) * len(rows), (sizes,) * len(rows))
+    mine, rows = fed.train_indices[client], torch.from_numpy(models).to(fed.device, fed.dtype)
+    plan = Plan.through([mine] * len(rows), EVALUATION_BATCH)
     summed = fed.executor.do(Evaluate(plan, rows, rows[:, :0])).loss
     losses: NDArray[np.float64] = summed.double().cpu().numpy() / len(mine)
     return losses

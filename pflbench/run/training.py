@@ -96,9 +96,8 @@ def execute_on(
         fed = run.federation(own)
         fed.clock = clock(run)
         try:
-            if data.central is not None:
-                require_global_model(spec.method.name, run.method, fed)
-            row = found or _created(run, store, fed, {"forced": _kept(how)} if force else {})
+            loop = _Loop(run, fed)  # refuses impossible combinations before anything is stored
+            row = found or _created(run, store, {"forced": _kept(how)} if force else {})
             name = name_of(row, store.url, how.checkpoints)
             checkpoints = Checkpoints(place, name, owner(row), how.checkpoint_every)
             account = RunRecord(store, row, run, fed, hold)
@@ -106,7 +105,7 @@ def execute_on(
                 memory.release(fed.device)
                 devices.reset_peak(fed.device)
             with _marked(spec, account, checkpoints):
-                yield from _Loop(run, fed, account, checkpoints).run()
+                yield from loop.run(account, checkpoints)
         finally:
             fed.executor.close()
 
@@ -117,50 +116,47 @@ class _Loop:
     A row therefore covers the update of round t, the reception of round t + 1 and E1.
     """
 
-    def __init__(self, run: Prepared, fed: Federation, account: RunRecord, checkpoints: Checkpoints) -> None:
+    def __init__(self, run: Prepared, fed: Federation) -> None:
+        """Raises UserError for a method that does not go with the model, the protocol or the central test set."""
         self.method, self.train = run.method, run.spec.train
         self.fed, self.how, self.central = fed, run.how, run.data.central
         self.new = run.newcomers(fed)
-        self.account, self.checkpoints = account, checkpoints
         self.state = self.method.init(fed.at(0))
+        if self.central is not None:
+            require_global_model(run.spec.method.name, self.method, self.state)
         self.best: float | None = None
         self.round: CommunicationRound  # after its reception, before its update
 
-    def run(self) -> Iterator[Progress]:
-        snapshot = self._snapshot()
-        self.account.rewind(snapshot.t if snapshot else -1)
-        if snapshot:
-            self._resume(snapshot)
-            yield self._progress("resumed", snapshot.t)
-        else:
-            yield self._progress("started", 0)
-        for t in range(snapshot.t + 1 if snapshot else 0, self.train.rounds + 1):
+    def run(self, account: RunRecord, checkpoints: Checkpoints) -> Iterator[Progress]:
+        self.account, self.checkpoints = account, checkpoints
+        last = self._resume()
+        self.account.rewind(last)
+        yield self._progress("started" if last < 0 else "resumed", max(last, 0))
+        for t in range(last + 1, self.train.rounds + 1):
             told = self._row(t)
             yield self._progress("round", t, told["measured"]["accuracy"], told["seconds"])
         self.account.end("finished")
         self.checkpoints.remove()
         yield self._progress("finished", self.train.rounds)
 
-    def _snapshot(self) -> Snapshot | None:
-        """The checkpoint to resume from; None if the run starts over. If stored rounds are lost by that, a note says why."""
+    def _resume(self) -> int:
+        """The checkpoint's round; -1 if the run starts over. If stored rounds are lost by that, a note says why."""
         found, why = self.checkpoints.load(self.state, self.fed.device), self.checkpoints.wrong
         # After a power failure the checkpoint may be newer than the database's last commit.
         if found is not None and not self.account.has(found.t, found.carried.get("measured", {})):
             why = f"is of round {found.t}, which the database does not have"
-        if found is not None and not why:
-            return found
-        if self.account.rounds_stored > 1:
-            none = f"there is no checkpoint of it in {self.checkpoints.place}"
-            self.account.note({"checkpoint": f"{f'its checkpoint {why}' if why else none}: the run starts over."})
-        return None
-
-    def _resume(self, snapshot: Snapshot) -> None:
-        self.checkpoints.last = snapshot
+        if found is None or why:
+            if self.account.rounds_stored > 1:
+                none = f"there is no checkpoint of it in {self.checkpoints.place}"
+                self.account.note({"checkpoint": f"{f'its checkpoint {why}' if why else none}: the run starts over."})
+            return -1
+        self.checkpoints.last = found
         # A copy: training changes buffers in place, and this snapshot may be saved again.
-        self.fed.buffers.update({which: rows.clone() for which, rows in snapshot.buffers.items()})
-        self.state, self.best = snapshot.state, snapshot.carried["best"]
-        self.round = CommunicationRound(self.method, self.fed, snapshot.t + 1)
-        self.round.take_over(*(snapshot.carried[name] for name in ("seconds_receive", "flops_receive", "traffic")))
+        self.fed.buffers.update({which: rows.clone() for which, rows in found.buffers.items()})
+        self.state, self.best = found.state, found.carried["best"]
+        self.round = CommunicationRound(self.method, self.fed, found.t + 1)
+        self.round.take_over(*(found.carried[name] for name in ("seconds_receive", "flops_receive", "traffic")))
+        return found.t
 
     def _row(self, t: int) -> dict[str, Any]:
         """Round t's update, the reception of round t + 1, E1, and the commit. Row 0 is the initial model, without an update.
@@ -247,12 +243,7 @@ def goes_on(found: Run | None, spec: RunSpec, how: Execution, force: bool) -> Ru
     """
     if found is None or not force:
         return found
-    kept = {
-        "metrics_every": 0,
-        "test_after_training": False,
-        **found.environment.get("forced", {}),
-    }  # records of older versions do not have it
-    own = not found.ended and kept == _kept(how) and not _has_changed(found, spec)
+    own = not found.ended and found.environment.get("forced") == _kept(how) and not _has_changed(found, spec)
     return found if own else None
 
 
@@ -266,9 +257,8 @@ def _kept(how: Execution) -> dict[str, Any]:
     }
 
 
-def _created(run: Prepared, store: sqlalchemy.Engine, fed: Federation, more: dict[str, Any]) -> Run:
-    """Creates the row of a new run, after `init` has refused impossible combinations. more: additions to its record."""
-    run.method.init(fed.at(0))
+def _created(run: Prepared, store: sqlalchemy.Engine, more: dict[str, Any]) -> Run:
+    """Creates the row of a new run. more: additions to its record."""
     whole = run.how.record_host
     patiently(lambda: write.create_run(store, run.spec, environment.describe(whole) | more, whole=whole))
     row = patiently(lambda: runs.newest(store, run.spec.key))

@@ -6,21 +6,18 @@ import pytest
 from support.cases import rest_slow
 
 from pflbench import methods
-from pflbench.contract.suite import AGREE, MORE, Contract
+from pflbench.contract.suite import AGREE, Contract
 
 
 @pytest.mark.parametrize("name", rest_slow(methods.names(with_ala=True), *methods.METHODS, "fedavg+ala"))
 class TestContract(Contract):
     """What `make test` leaves out differs by the model, the type of the numbers, whole batches, or ALA that is plugged in."""
 
-    @pytest.mark.parametrize(AGREE[0], [AGREE[1][0], pytest.param(*AGREE[1][1], marks=pytest.mark.slow)], ids=AGREE[2])
+    @pytest.mark.parametrize(
+        ("model", "join_ratio", "engines"), [AGREE[0], *(pytest.param(*more, marks=pytest.mark.slow) for more in AGREE[1:])]
+    )
     def test_all_executors_agree(self, name: str, model: str, join_ratio: float, engines: tuple[str, ...]) -> None:
         super().test_all_executors_agree(name, model, join_ratio, engines)
-
-    @pytest.mark.slow
-    @MORE
-    def test_executors_agree_on_more(self, name: str, model: str, join_ratio: float, engines: tuple[str, ...]) -> None:
-        super().test_executors_agree_on_more(name, model, join_ratio, engines)
 
     @pytest.mark.slow
     def test_all_executors_agree_in_single_precision(self, name: str) -> None:

@@ -30,8 +30,6 @@ ALIKE = {  # what is typed beside what is left out; all of 10 clients, with MLP,
     "alpha": ({"methods": "per-fedavg", "settings": "per-fedavg.alpha=0.1"}, {"methods": "per-fedavg"}),
     "beta": ({"methods": "per-fedavg", "settings": "per-fedavg.beta=0.1"}, {"methods": "per-fedavg"}),
     "head_lr": ({"methods": "fedpac", "settings": "fedpac.head_lr=0.1"}, {"methods": "fedpac"}),
-    "-0.0": ({"methods": "fedprox", "settings": "fedprox.mu=-0.0"}, {"methods": "fedprox", "settings": "fedprox.mu=0"}),
-    "decay of -0.0": ({"optimizer": "adamw", "weight_decay": -0.0}, {"optimizer": "adamw", "weight_decay": 0.0}),
 }  # fmt: skip
 APART = {
     "least": ({"min_samples": 41}, {}),

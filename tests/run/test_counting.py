@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import counting
@@ -23,7 +24,7 @@ from pflbench.methods.base import Method
 from pflbench.methods.extended import ClassTargets
 from pflbench.run.federation_data import FederationData
 from pflbench.run.flops import Costs, CountingExecutor, Flops
-from pflbench.run.round import PHASES, CommunicationRound, rounds
+from pflbench.run.round import PHASES, rounds
 from pflbench.spec import DataSpec, Dirichlet, RunSpec, TrainSpec
 
 # The paper's CNN on 3 x 32 x 32: multiplications and additions of one sample's forward pass, layer by layer.
@@ -144,8 +145,13 @@ def test_counted_is_what_a_real_round_takes(name: str, monkeypatch: pytest.Monke
     fed = federation("mlp", "batched", n=(12, 6, 11), tests=(3, 2, 4), around=chosen.model)
     samples = fed.executor.samples  # type: ignore[attr-defined]
     counted = counting.count(chosen, fed, samples)
-    fed.executor = LoopExecutor(fed.flat, samples, workers=1)  # one thread: the count sees no other
-    real = measured_flops(chosen, fed)
+    with FlopCounterMode(display=False) as counter:
+
+        class Counted(LoopExecutor):
+            flops = property(lambda _: counter.get_total_flops())  # type: ignore[assignment]
+
+        fed.executor = Counted(fed.flat, samples, workers=1)  # one thread: the count sees no other
+        real = steady_flops(chosen, fed)
     assert set(counted) == set(real)
     more = {phase: real[phase] - work.flops for phase, work in counted.items()}
     if name in MIXING:
@@ -164,34 +170,20 @@ def test_a_run_counts_the_same_while_it_trains(name: str) -> None:
     samples = fed.executor.samples  # type: ignore[attr-defined]
     expected = counting.count(chosen, fed, samples)
     fed.executor = CountingExecutor(fed.executor, Flops(Costs(fed.flat, samples.batch(torch.zeros(2, dtype=torch.int64))[0])))
-    state = chosen.init(fed.at(0))
-    for t in range(1, counting.STEADY + 1):
-        now = CommunicationRound(chosen, fed, t)
-        received = now.receive(state)
-        now.evaluate(state, received)
-        state = now.update(received)
-    assert now.flops == {phase: pytest.approx(work.flops) for phase, work in expected.items()}
+    assert steady_flops(chosen, fed) == {phase: pytest.approx(work.flops) for phase, work in expected.items()}
 
 
-def measured_flops(method: Method, fed: Federation) -> dict[str, float]:
+def steady_flops(method: Method, fed: Federation) -> dict[str, Any]:
     """By phase, of the first steady round."""
-    found: dict[str, float] = {}
+    *_, (last, _, _) = islice(rounds(method, fed), counting.STEADY)
+    return last.flops
 
-    class Phase:
-        def __init__(self, name: str) -> None:
-            self.name = name
 
-        def __enter__(self) -> None:
-            self.counter = FlopCounterMode(display=False).__enter__()
-
-        def __exit__(self, *_: object) -> None:
-            self.counter.__exit__(None, None, None)
-            found[self.name] = self.counter.get_total_flops()
-
-    made = rounds(method, fed, Phase)  # type: ignore[arg-type]
-    for _ in range(counting.STEADY):
-        next(made)
-    return found
+@pytest.mark.parametrize("name", ["fedavg", "fedrep"])
+def test_a_model_that_cannot_be_counted_is_trained_all_the_same(name: str) -> None:
+    fed = federation(n=(12, 6))
+    fed.executor = CountingExecutor(fed.executor, Flops(None))  # type: ignore[arg-type]  # has no costs of anything
+    assert set(steady_flops(methods.make(methods.spec(name, {})), fed).values()) == {None}
 
 
 def test_frozen_layers_of_the_users_model_inside_a_methods_module() -> None:

@@ -18,7 +18,7 @@ from pflbench.methods.ala import ALA
 from pflbench.methods.base import Method
 from pflbench.methods.fedfomo import FedFomo
 from pflbench.methods.fedphp import FedPHP
-from pflbench.run.round import HEADLINE, evaluate, rounds
+from pflbench.run.round import HEADLINE, evaluate
 
 SMALL: dict[str, Any] = {"join_ratio": 0.5, "evaluate": "all", "n": (12, 5, 9, 7)}
 
@@ -90,17 +90,6 @@ def test_a_client_that_cannot_train_is_tested_as_it_is() -> None:
     assert scores.clients.tolist() == [0, 1, 3], "and one without test data is left out"
     assert scores.total.tolist() == [3, 2, 4]
     assert scores.loss[1] == pytest.approx(fed.evaluate(fed.initial(), torch.tensor([1])).loss[0])
-
-
-@pytest.mark.parametrize("evaluated", ["participants", "all"])
-def test_bench_tests_whom_a_run_tests(evaluated: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fed = federation(join_ratio=0.5, evaluate=evaluated, n=(12, 0, 9, 7))
-    tested: list[list[int]] = []
-
-    on_call(monkeypatch, Federation, "evaluate", lambda fed, models, S, *_: tested.append(S.tolist()))
-    next(rounds(FedPHP(), fed))
-    expected = fed.cohort(1).tolist() if evaluated == "participants" else list(range(fed.size))
-    assert sorted(c for group in tested for c in group) == expected
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from pflbench import methods
 from pflbench.contract.small import federation, train
 from pflbench.engine import rng
+from pflbench.engine.evaluation import Scores
 from pflbench.engine.federation import Federation
 from pflbench.errors import UserError
 from pflbench.run import new_clients
@@ -31,11 +32,6 @@ from pflbench.store import database as db
 
 NEW = "SELECT round, client, epochs, correct, total, loss FROM new_client WHERE run_id = {} ORDER BY 1, 2, 3"
 SHORT: dict[str, Any] = {"rounds": 2, "new_clients": 2}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Engine:
-    return db.connect(db.to_url(str(tmp_path / "results.db")))
 
 
 def prepared(of: RunSpec) -> Prepared:
@@ -178,24 +174,25 @@ def test_a_resumed_run_has_the_same_rows(store: Engine, tmp_path: Path) -> None:
     assert rows(other, NEW.format(1)) == whole
 
 
-def test_statistics_of_batch_norm_are_the_mean_of_the_clients() -> None:
-    fed, method = federation("batchnorm", n=(30, 10)), methods.make(methods.spec("fedavg", {}))
-    state = train(method, fed, 2)
-    new = Federation(fed.flat, fed.executor, fed.protocol, fed.train_indices[:1], fed.test_indices[:1], 5, fed.labels)
-    found = new_clients.tested(method, fed, state, new)
-    mean = 0.75 * fed.buffers["model"][0] + 0.25 * fed.buffers["model"][1]
-    fed.buffers["model"][0] = mean
-    expected = fed.evaluate(state.w, torch.tensor([0]))
+def adapted(fed: Federation, training: list[np.ndarray], tests: list[np.ndarray], **protocol: Any) -> tuple[Any, list[Scores]]:
+    """FedAvg's state after a round of `fed`, and the results of new clients with these samples."""
+    method = methods.make(methods.spec("fedavg", {}))
+    state, changed = train(method, fed, 1), fed.protocol.model_copy(update=protocol)
+    found = new_clients.tested(method, fed, state, Federation(fed.flat, fed.executor, changed, training, tests, 5, fed.labels))
     assert found is not None
-    assert found[0].loss == pytest.approx(expected.loss, rel=1e-12)
+    return state, found
+
+
+def test_statistics_of_batch_norm_are_the_mean_of_the_clients() -> None:
+    fed = federation("batchnorm", n=(30, 10))
+    state, found = adapted(fed, fed.train_indices[:1], fed.test_indices[:1])
+    fed.buffers["model"][0] = 0.75 * fed.buffers["model"][0] + 0.25 * fed.buffers["model"][1]
+    assert found[0].loss == pytest.approx(fed.evaluate(state.w, torch.tensor([0])).loss, rel=1e-12)
 
 
 def test_a_new_client_without_training_data_keeps_what_it_gets() -> None:
-    fed, method = federation(n=(12, 9)), methods.make(methods.spec("fedavg", {}))
-    state = train(method, fed, 1)
-    none = [np.empty(0, np.int64), fed.train_indices[1]]
-    found = new_clients.tested(method, fed, state, Federation(fed.flat, fed.executor, fed.protocol, none, fed.test_indices, 5))
-    assert found is not None
+    fed = federation(n=(12, 9))
+    _, found = adapted(fed, [np.empty(0, np.int64), fed.train_indices[1]], fed.test_indices)
     assert len({scores.loss[0] for scores in found}) == 1
     assert len({scores.loss[1] for scores in found}) == len(found)
 
@@ -234,19 +231,11 @@ def test_the_commands(shell: Shell) -> None:
 
 
 def test_a_run_without_test_samples_of_new_clients_is_refused_nowhere() -> None:
-    fed, method = federation(n=(12, 9)), methods.make(methods.spec("fedavg", {}))
-    nothing = [np.empty(0, np.int64)]
-    new = Federation(fed.flat, fed.executor, fed.protocol, fed.train_indices[:1], nothing, 5)
-    found = new_clients.tested(method, fed, train(method, fed, 1), new)
-    assert found is not None
-    assert not any(found)
+    fed = federation(n=(12, 9))
+    assert not any(adapted(fed, fed.train_indices[:1], [np.empty(0, np.int64)])[1])
 
 
 def test_divergence_names_the_new_client() -> None:
-    fed, method = federation(n=(12, 9)), methods.make(methods.spec("fedavg", {}))
-    state = train(method, fed, 1)
-    new = Federation(
-        fed.flat, fed.executor, fed.protocol.model_copy(update={"lr": 1e300}), fed.train_indices, fed.test_indices, 5
-    )
+    fed = federation(n=(12, 9))
     with pytest.raises(UserError, match="of the new clients, counted from 0, client 0 has a non-finite"):
-        new_clients.tested(method, fed, state, new)
+        adapted(fed, fed.train_indices, fed.test_indices, lr=1e300)

@@ -7,17 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 from support.cases import rest_slow
-from support.runs import environments, interrupted, numbers, rows, run, short
-from support.store_samples import rewind
+from support.runs import BatchNormOnDigits, interrupted, numbers, rows, run, short
 
 from pflbench.errors import Occupied, UserError
 from pflbench.methods import METHODS
+from pflbench.methods.ditto import Ditto
 from pflbench.run.checkpoint import _digest
 from pflbench.run.execution import Execution
+from pflbench.run.federation_data import FederationData
 from pflbench.run.places import Folder
-from pflbench.run.training import execute, goes_on
+from pflbench.run.training import execute
 from pflbench.store import database as db
-from pflbench.store import runs, write
+from pflbench.store import write
 from pflbench.store.failures import sqlite_path
 
 
@@ -37,17 +38,6 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(store, name, tmp_path
     assert numbers(store, resumed[-1].run_id) == numbers(store, whole)
     assert rows(store, "SELECT status FROM run") == [("finished",)] * 2
     assert list(tmp_path.glob("*.checkpoints/*.pt")) == []
-
-
-def test_a_forced_run_of_a_version_without_measures_is_resumed(store):
-    run(short(), store)
-    interrupted(short(), store, 1, force=True)
-    (environment,) = environments(store)[1:]
-    del environment["forced"]["metrics_every"]
-    write.update_run(store, 2, environment=environment)
-    assert goes_on(runs.newest(store, short().key), short(), Execution(metrics_every=1), force=True) is None
-    begun = run(short(), store, force=True)[0]
-    assert (begun.run_id, begun.kind, begun.round) == (2, "resumed", 1)
 
 
 KEPT = {"optimizer": "adamw", "lr": 0.01, "optimizer_state": "kept", "lr_schedule": "cosine", "join_ratio": 0.6}
@@ -151,30 +141,9 @@ def test_a_checkpoint_is_never_taken_over_by_another_run(store, tmp_path):
     assert numbers(store, 3) == expected
 
 
-def test_a_checkpoint_newer_than_the_database_is_not_used(store):
-    """A power failure may take the last commits: the rounds between would be missing for ever."""
-    whole = numbers(store, run(short(), store)[-1].run_id)
-    interrupted(short(), store, 2, force=True)
-    rewind(store, 2, 1)
-    assert run(short(), store)[0].kind == "started"
-    assert numbers(store, 2) == whole
-
-
 def test_interrupted_twice_with_batch_norm(store, monkeypatch):
     """BatchNorm buffers change in place; the snapshot that an interrupt saves must be that of the last whole round."""
-    from pflbench.contract import small
-    from pflbench.methods.ditto import Ditto
-    from pflbench.run.federation_data import FederationData
-
-    class Net(small.BatchNormNet):
-        def __init__(self) -> None:
-            super().__init__()
-            self.hidden, self.output = torch.nn.Linear(64, 6), torch.nn.Linear(6, 10)
-
-        def features(self, x):
-            return super().features(x.flatten(1))
-
-    monkeypatch.setattr(FederationData, "model", lambda *_: Net())
+    monkeypatch.setattr(FederationData, "model", lambda *_: BatchNormOnDigits())
     whole = numbers(store, run(short("ditto"), store)[-1].run_id)
     original, stop_at = Ditto.update, [3, 3, 99]
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from sqlalchemy import Engine
-from support.runs import run, spec
+from support.runs import BatchNormOnDigits, run, spec
 from support.spies import on_call
 from torch import Tensor
 
@@ -27,17 +27,6 @@ from pflbench.run.round import rounds
 
 ROUNDS = 3
 CPU = torch.device("cpu")
-
-
-class Net(small.BatchNormNet):
-    """For the digits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden, self.output = torch.nn.Linear(64, 6), torch.nn.Linear(6, 10)
-
-    def features(self, x: Tensor) -> Tensor:
-        return super().features(x.flatten(1))
 
 
 class Event(NamedTuple):
@@ -70,7 +59,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
 
     for phase in ("receive", "update"):
         on_call(monkeypatch, Ditto, phase, partial(note, phase))
-    monkeypatch.setattr(FederationData, "model", lambda *_: Net())
+    monkeypatch.setattr(FederationData, "model", lambda *_: BatchNormOnDigits())
     return seen
 
 

@@ -69,15 +69,6 @@ def test_a_run_leaves_no_tensors_in_cycles(store, engine):
         gc.enable()
 
 
-def test_cohorts_do_not_depend_on_the_method(store):
-    cohorts = []
-    for name in ("fedavg", "fedala", "ditto"):
-        run_id = run(short(name, rounds=6, join_ratio=0.5), store)[-1].run_id
-        cohorts.append(rows(store, f"SELECT round, client FROM client_round WHERE run_id = {run_id} ORDER BY 1, 2"))
-    assert cohorts[0] == cohorts[1] == cohorts[2]
-    assert len({c for _, c in cohorts[0]}) > 2
-
-
 def test_two_starts_of_a_new_run_make_one(store):
     """The second process looks when the first has not finished, and finds its result when it is let in."""
     first = execute(short(), store, Path("data"), Execution(workers=1))

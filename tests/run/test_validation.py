@@ -31,11 +31,6 @@ from pflbench.store.runs import ALL, RoundRule
 from pflbench.store.write import RoundRecord
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Engine:
-    return db.connect(db.to_url(str(tmp_path / "results.db")), create=True)
-
-
 def test_a_share_of_each_clients_training_samples_is_set_aside() -> None:
     train = [np.arange(n) * 7 % 1000 for n in (50, 9, 2, 1, 0)]
     kept, aside = set_aside(train, 0.2, seed=1)

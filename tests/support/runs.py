@@ -7,8 +7,10 @@ from contextlib import closing
 from pathlib import Path
 
 from sqlalchemy import text
+from torch import nn
 
 from pflbench import methods
+from pflbench.contract import small
 from pflbench.run.execution import Execution
 from pflbench.run.training import execute
 from pflbench.spec import DataSpec, Dirichlet, RunSpec, TrainSpec
@@ -16,6 +18,15 @@ from pflbench.store import database as db
 from pflbench.store import runs
 
 COLUMNS = "round, accuracy, accuracy_mean, accuracy_std, test_loss, train_loss, participants, params_up, params_down, bytes_up"
+
+
+class BatchNormOnDigits(small.BatchNormNet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.output = nn.Linear(64, 6), nn.Linear(6, 10)
+
+    def features(self, x):
+        return super().features(x.flatten(1))
 
 
 def spec(method="fedala", *, seed=0, set=None, clients=5, **train) -> RunSpec:
