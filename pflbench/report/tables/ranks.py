@@ -102,9 +102,8 @@ class Ranks:
             "friedman": {"statistic": self.statistic, "p": self.p},
             "critical_difference": self.critical,
         }
-        runs = tuple(run for row in self.runs for run in row)
         notes = self.notes if self.unlimited is None else (*self.findings, _FLIPS, *self.left_out)
-        return Grid("Average ranks", names, columns, notes, records, runs, document)
+        return Grid("Average ranks", names, columns, notes, records, document)
 
     def flips(self, i: int) -> dict[str, list[str]]:
         """The rows whose order with row i is the opposite without the budget: those that i passes, and that pass it."""
@@ -131,13 +130,13 @@ class Ranks:
         }
 
 
-def build(engine: Engine, filters: Filters = Filters(), *, round_rule: RoundRule | str = "best", at: str | None = None) -> Ranks:
+def build(engine: Engine, filters: Filters = Filters(), *, round_rule: str = "best", at: str | None = None) -> Ranks:
     """Ranks by the mean over seeds, over settings in which every row has runs; rows with too few settings are left out.
 
     at: as of `budgets.parse`; then the ranks of the same runs without it stand beside them.
     Raises UserError for fewer than three rows or two such settings: then there is nothing to test.
     """
-    rule = selection.parse(round_rule, at) if isinstance(round_rule, str) else round_rule
+    rule = selection.parse(round_rule, at)
     found = filters.select(engine, rule)
     rows, full = _complete(found)
     if len(rows) < _ROWS or len(full) < _SETTINGS:
@@ -149,30 +148,30 @@ def build(engine: Engine, filters: Filters = Filters(), *, round_rule: RoundRule
     accuracy = _means(values, found, rows, full)
     average, statistic, p = friedman(accuracy)
     order = np.argsort(average, kind="stable")
+    ordered = [rows[k] for k in order]
     findings, unlimited = _findings(rule, len(rows), len(full), statistic, p), None
     elsewhere: dict[int, tuple[str, ...]] = {}
     if rule.at is not None:
         whole = results(engine, RunScope(frozenset(values)), replace(rule, at=None))
-        unlimited = friedman(_means({run.id: run.value for run in whole}, found, rows, full))[0][order]
+        unlimited = friedman(_means({run.id: run.value for run in whole}, found, ordered, full))[0]
     if rule.at is not None and rule.at.measure == "seconds":
-        made = {(k, j): [made_on(run) for run in found.cells[rows[i], j]] for k, i in enumerate(order) for j in full}
-        machines = Machines.of(made)
-        for k in range(len(order)):
+        machines = Machines.of({(k, j): [made_on(run) for run in found.cells[i, j]] for k, i in enumerate(ordered) for j in full})
+        for k in range(len(ordered)):
             others = chain.from_iterable(of for (row, _), of in machines.elsewhere.items() if row == k)
             elsewhere[k] = tuple(dict.fromkeys(others))
-        findings += tuple(machines.notes([found.rows[rows[i]].label for i in order]))
+        findings += tuple(machines.notes([found.rows[i].label for i in ordered]))
     missing = len(found.settings) - len(full)
     left_out = (f"Left out: {counted(missing, 'setting')} without runs of every row.",) if missing else ()
     held = Counter(i for i, _ in found.cells)
     few = [f"{row.label} ({counted(held[i], 'setting')})" for i, row in enumerate(found.rows) if i not in rows]
     if few:
         left_out = (f"Left out, with runs in too few settings: {', '.join(few)}.", *left_out)
-    behind = tuple(tuple(run.id for j in full for run in found.cells[rows[k], j]) for k in order)
-    tuning = tuning_notes(engine, {found.rows[rows[k]].label: runs for k, runs in zip(order, behind, strict=True)})
+    behind = tuple(tuple(run.id for j in full for run in found.cells[i, j]) for i in ordered)
+    tuning = tuning_notes(engine, {found.rows[i].label: runs for i, runs in zip(ordered, behind, strict=True)})
     return Ranks(
         round_rule=str(rule),
         settings=tuple(found.settings[j] for j in full),
-        rows=tuple(found.rows[rows[k]] for k in order),
+        rows=tuple(found.rows[i] for i in ordered),
         accuracy=accuracy[order],
         average=average[order],
         statistic=statistic,
