@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine
-from support.command import of_command
+from support.printed_commands import of_command
 from support.report_database import add_run, spec
 
 from pflbench import methods

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine
-from support.command import ROOT, of_command
+from support.command import ROOT
+from support.printed_commands import of_command
 from support.report_database import add_run, spec
 from support.store_samples import write_round
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from sqlalchemy import Engine
-from support.command import Shell, of_command, parsed, rows
+from support.command import Shell, parsed, rows
+from support.printed_commands import of_command
 from support.report_database import add_run
 from support.report_database import spec as measured
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sqlite3
 import subprocess
 import sys
@@ -12,18 +11,12 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from pflbench.cli import main
-from pflbench.cli.options import run_options
-from pflbench.cli.run import run as run_command
-from pflbench.run.plan import plan
-from pflbench.spec import RunSpec
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
@@ -88,18 +81,6 @@ class Shell:
         done = self(*arguments)
         assert_refused(done)
         return done.err
-
-
-@cache
-def _command_of_run() -> Any:
-    app = typer.Typer()
-    app.command()(run_command)
-    return typer.main.get_command(app)
-
-
-def of_command(line: str) -> list[RunSpec]:
-    """What a printed `pflbench run` runs, as the command line reads it."""
-    return plan(run_options(_command_of_run().make_context("run", shlex.split(line)[2:]).params))
 
 
 def assert_refused(done: Done) -> None:
