@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -45,7 +44,11 @@ def claims() -> tuple[Claim, ...]:
     above.append((_POSTER, "elastic", BASELINE))
     listed = [name for name in methods.METHODS if any(name in of for of in printed[_LEADERBOARD].values())]
     above += [(_LEADERBOARD, name, BASELINE) for name in listed if name not in (BASELINE, "fedprox", LEADER)]
-    return tuple(Claim(better, worse, source, _gaps(printed[source], better, worse)) for source, better, worse in above)
+    found = []
+    for source, better, worse in above:
+        gaps = (of[better] - of[worse] for of in printed[source].values() if {better, worse} <= of.keys())
+        found.append(Claim(better, worse, source, tuple(gaps)))
+    return tuple(found)
 
 
 @cache
@@ -54,10 +57,6 @@ def rankings() -> dict[str, dict[str, float]]:
     settings that have a value for every method.
     """
     return {_FEDALA: _ranking(_FEDALA, METHODS), _LEADERBOARD: _ranking(_LEADERBOARD, tuple(methods.METHODS))}
-
-
-def _gaps(settings: Mapping[Place, Mapping[str, float]], better: str, worse: str) -> tuple[float, ...]:
-    return tuple(of[better] - of[worse] for of in settings.values() if {better, worse} <= of.keys())
 
 
 def _ranking(source: str, among: tuple[str, ...]) -> dict[str, float]:

@@ -23,9 +23,7 @@ from pflbench.store.schema import STATUSES
 
 T = TypeVar("T")
 BEST = RoundRule("best")
-TEST_LABELS_NOTE = f"{TEST_LABELS}: clients adapt on labelled test data, so this is no test."
 _HOW = {"after-training": "--test-after-training"}  # else --metrics-every
-_FIRST_RUN = "Make some: pflbench run -m fedavg -m fedala -d digits"
 # The filters by what they are called in messages, and what a run answers to: the name in the database first, then others.
 _FIELDS: dict[str, tuple[str, Callable[[Result], tuple[object, ...]]]] = {
     "methods": ("method", lambda r: (r.method, labels.method_title(r.method, r.title))),
@@ -142,7 +140,7 @@ class Filters:
             notes.append("Counted as far as they got: " + ", ".join(f"run {r.id} ({r.status})" for r in partial) + ".")
         arranged = arrange(counted)
         if any(row.test_labels for row in arranged.rows):
-            notes.append(TEST_LABELS_NOTE)
+            notes.append(f"{TEST_LABELS}: clients adapt on labelled test data, so this is no test.")
         return replace(arranged, notes=(*notes, *budgets.notes(arranged, rule.at)))
 
     def _without_trials(self, engine: Engine, found: list[Result]) -> tuple[list[Result], list[tuple[str, int]]]:
@@ -170,7 +168,7 @@ class Filters:
                 return found
             if hidden := runs.hidden_smoke(engine, scope):
                 raise NothingYet(f"This database has only smoke runs: {hidden}.", "--smoke shows them.")
-            raise NothingYet("There are no runs in this database yet.", _FIRST_RUN)
+            raise NothingYet("There are no runs in this database yet.", "Make some: pflbench run -m fedavg -m fedala -d digits")
 
         return self._kept(("all", scope, rule), read)
 

@@ -33,9 +33,6 @@ class ClientRuns:
     runs: tuple[Result, ...]
     accuracy: Mapping[tuple[int, int], float]
 
-    def of_each_run(self) -> list[list[float]]:
-        return [[value for (seed, _), value in self.accuracy.items() if seed == run.seed] for run in self.runs]
-
 
 @dataclass(frozen=True)
 class Shortfall:
@@ -152,14 +149,15 @@ def build(engine: Engine, filters: Filters = Filters(), *, round_rule: str = "be
         shown = {i: tested[name] for name, i in rows.items() if name in tested}
         without += [run.id for i in rows.values() for run in found.cells[i, j] if i not in shown or run not in shown[i].runs]
         bases = {method: base_of(tested, method) for method in AGAINST}
-        beside = {method: beside_base(list(shown.values()), base) for method, base in bases.items() if base}
+        beside = {method: beside_base(list(shown.values()), base) if base else {} for method, base in bases.items()}
         for i, of in shown.items():
-            each, own = of.of_each_run(), [method for method, base in bases.items() if base and base.row.key == of.row.key]
+            each = [[value for (seed, _), value in of.accuracy.items() if seed == run.seed] for run in of.runs]
+            others = [method for method, base in bases.items() if base is None or base.row.key != of.row.key]
             cells[i, j] = ClientCell(
                 of,
                 float(np.mean([np.mean(one) for one in each])),
                 float(np.mean([stats.worst_tenth(one) for one in each])),
-                {method: beside.get(method, {}).get(of.row.key) for method in AGAINST if method not in own},
+                {method: beside[method].get(of.row.key) for method in others},
             )
     if not cells:
         raise NothingYet(

@@ -21,7 +21,7 @@ from pflbench.report.selection import Filters
 from pflbench.report.statistics import p_text
 from pflbench.report.tables.grid import CellText, Column, Grid
 from pflbench.store.rounds import tested
-from pflbench.store.runs import Result, RoundRule
+from pflbench.store.runs import RoundRule
 
 Verdict = Literal["confirmed", "not confirmed", "not resolvable"]
 _NORMAL = 1.96  # standard errors within which 95 % of a normal distribution lie
@@ -183,14 +183,10 @@ def _sides(engine: Engine, found: Arranged) -> dict[tuple[str, int], Side]:
     made: dict[tuple[str, int], Side] = {}
     for j in range(len(found.settings)):
         for row, runs in sorted(found.column(j), key=lambda one: one[0].label != one[0].title):
-            if own := [run for run in runs if run.id in samples]:
-                made.setdefault((row.method, j), _side(own, samples))
+            own = {run.id: run.value for run in runs if run.id in samples and run.value is not None}
+            if own:
+                made.setdefault((row.method, j), Side(tuple(own), tuple(own.values()), min(samples[run] for run in own)))
     return made
-
-
-def _side(runs: Sequence[Result], samples: Mapping[int, int]) -> Side:
-    values = tuple(run.value for run in runs if run.value is not None)
-    return Side(tuple(run.id for run in runs), values, min(samples[run.id] for run in runs))
 
 
 def _agreements(found: Arranged, sides: Mapping[tuple[str, int], Side]) -> Iterator[Agreement]:
