@@ -77,6 +77,14 @@ def test_the_spread_of_seeds_widens_the_interval(engine: Engine) -> None:
     assert found.verdict == "not resolvable"
 
 
+def test_a_tie_of_methods_without_an_error_is_not_resolvable(engine: Engine) -> None:
+    """Both have all samples right: gap and resolution are 0."""
+    add(engine, "fedala", SAMPLES)
+    add(engine, "fedavg", SAMPLES)
+    found = of(build(engine), "FedALA > FedAvg")
+    assert (found.gap, found.resolution, found.verdict) == (0, 0, "not resolvable")
+
+
 def test_the_order_of_all_methods(engine: Engine) -> None:
     """In the order of the paper's mean ranks Spearman's correlation is 1, backwards -1."""
     rank = rankings()["FedALA paper"]

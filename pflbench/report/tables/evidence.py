@@ -64,7 +64,7 @@ class ClaimResult:
 
     @property
     def verdict(self) -> Verdict:
-        if abs(self.gap) < self.resolution:
+        if abs(self.gap) <= self.resolution:
             return "not resolvable"
         return "confirmed" if self.gap > 0 else "not confirmed"
 
