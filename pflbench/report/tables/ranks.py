@@ -77,12 +77,25 @@ class Ranks:
             CellText(f"{rank:.2f}{marks[i]}" + " *" * (i == 0), i == 0, self.runs[i]) for i, rank in enumerate(self.average)
         )
         p = (CellText(""), *(CellText(p_text(float(p))) for p in self.nemenyi[1:, 0]))
-        columns = (
+        columns = [
             Column(("average", "rank"), ranks),
-            *([Column(("rank", "without --at"), tuple(map(CellText, self._unlimited())))] if self.unlimited is not None else []),
             Column(("mean over", "settings"), tuple(CellText(f"{mean:.2f}") for mean in means)),
             Column(("p (Nemenyi)", f"against {names[0]}"), p),
-        )
+        ]
+        notes, at_cost = self.notes, [dict[str, Any]() for _ in names]
+        if self.unlimited is not None:
+            notes = (*self.findings, _FLIPS, *self.left_out)
+            texts = []
+            for i, rank in enumerate(self.unlimited):
+                flips = self.flips(i)
+                texts.append(f"{rank:.2f} {''.join(mark for mark, of in flips.items() if of)}".rstrip())
+                at_cost[i] = {
+                    "rank_without_at": float(rank),
+                    "passes": tuple(flips[_PASSES]),
+                    "passed_by": tuple(flips[_PASSED]),
+                    "made_elsewhere": self.elsewhere.get(i, ()),
+                }
+            columns.insert(1, Column(("rank", "without --at"), tuple(map(CellText, texts))))
         records = tuple(
             {
                 "row": row.label,
@@ -90,7 +103,7 @@ class Ranks:
                 "hyperparameters": row.hyperparameters,
                 "round_rule": self.round_rule,
                 "average_rank": float(self.average[i]),
-                **self._record(i),
+                **at_cost[i],
                 "mean": float(means[i]),
                 "nemenyi": {name: float(p) for k, (name, p) in enumerate(zip(names, self.nemenyi[i], strict=True)) if k != i},
                 "runs": self.runs[i],
@@ -102,32 +115,14 @@ class Ranks:
             "friedman": {"statistic": self.statistic, "p": self.p},
             "critical_difference": self.critical,
         }
-        notes = self.notes if self.unlimited is None else (*self.findings, _FLIPS, *self.left_out)
-        return Grid("Average ranks", names, columns, notes, records, document)
+        return Grid("Average ranks", names, tuple(columns), notes, records, document)
 
     def flips(self, i: int) -> dict[str, list[str]]:
         """The rows whose order with row i is the opposite without the budget: those that i passes, and that pass it."""
-        if self.unlimited is None:
-            return {}
+        assert self.unlimited is not None
         here, there = self.average - self.average[i], self.unlimited - self.unlimited[i]
         passes, passed = (here > 0) & (there < 0), (here < 0) & (there > 0)
         return {mark: [self.rows[k].label for k in np.flatnonzero(of)] for mark, of in ((_PASSES, passes), (_PASSED, passed))}
-
-    def _unlimited(self) -> list[str]:
-        assert self.unlimited is not None
-        marks = ("".join(mark for mark, of in self.flips(i).items() if of) for i in range(len(self.rows)))
-        return [f"{rank:.2f} {mark}".rstrip() for rank, mark in zip(self.unlimited, marks, strict=True)]
-
-    def _record(self, i: int) -> dict[str, Any]:
-        if self.unlimited is None:
-            return {}
-        flips = self.flips(i)
-        return {
-            "rank_without_at": float(self.unlimited[i]),
-            "passes": tuple(flips[_PASSES]),
-            "passed_by": tuple(flips[_PASSED]),
-            "made_elsewhere": self.elsewhere.get(i, ()),
-        }
 
 
 def build(engine: Engine, filters: Filters = Filters(), *, round_rule: str = "best", at: str | None = None) -> Ranks:
