@@ -56,6 +56,11 @@ class Row:
     look: Look  # unlike that of any other row beside it
     test_labels: bool = False  # its clients adapt on labelled test data
 
+    @property
+    def key(self) -> str:
+        """Equal for the same row among other rows, where its label may differ."""
+        return json.dumps([self.method, self.version, self.hyperparameters], sort_keys=True)
+
 
 @dataclass(frozen=True)
 class Arranged:

@@ -43,7 +43,9 @@ def note(shown: Arranged, every: Arranged, needed: Sequence[str] = (LOCAL, FINE_
     for j, setting in enumerate(shown.settings):
         seeds = {run.seed for row, runs in shown.column(j) if is_personalized(row.method) for run in runs}
         there = {row.method for row, _ in every.column(same_setting(every, setting))}
-        missing = tuple(name for name in needed if not _has(there, name))
+        if any(methods.card(name).fine_tuned for name in there):
+            there.add(FINE_TUNED)
+        missing = tuple(name for name in needed if name not in there)
         if seeds and missing:
             lacking[missing].append((setting, seeds))
     if not lacking:
@@ -58,10 +60,6 @@ def same_setting(every: Arranged, setting: SharedSetting) -> int:
     return next(
         j for j, one in enumerate(every.settings) if (one.protocol, one.partition) == (setting.protocol, setting.partition)
     )
-
-
-def _has(there: Iterable[str], name: str) -> bool:
-    return any(one == name or (name == FINE_TUNED and methods.card(one).fine_tuned) for one in there)
 
 
 def _listed(names: Sequence[str]) -> str:

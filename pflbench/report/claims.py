@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -33,14 +32,6 @@ class Claim:
         return f"{labels.method_title(self.better)} > {labels.method_title(self.worse)}"
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """rank: of each method, 1 is best: the mean over the settings of the source that have a value for every method."""
-
-    source: str
-    rank: Mapping[str, float]
-
-
 @cache
 def claims() -> tuple[Claim, ...]:
     """FedALA is above the methods it is compared with; ALA improves what it is plugged into; Elastic Aggregation, and every
@@ -53,25 +44,27 @@ def claims() -> tuple[Claim, ...]:
     above.append((_POSTER, "elastic", BASELINE))
     listed = [name for name in methods.METHODS if any(name in of for of in printed[_LEADERBOARD].values())]
     above += [(_LEADERBOARD, name, BASELINE) for name in listed if name not in (BASELINE, "fedprox", LEADER)]
-    return tuple(Claim(better, worse, source, _gaps(printed[source], better, worse)) for source, better, worse in above)
+    found = []
+    for source, better, worse in above:
+        gaps = (of[better] - of[worse] for of in printed[source].values() if {better, worse} <= of.keys())
+        found.append(Claim(better, worse, source, tuple(gaps)))
+    return tuple(found)
 
 
 @cache
-def rankings() -> tuple[Ranking, ...]:
-    """Those of the FedALA paper's accuracy tables and of the leaderboard."""
-    return _ranking(_FEDALA, METHODS), _ranking(_LEADERBOARD, tuple(methods.METHODS))
+def rankings() -> dict[str, dict[str, float]]:
+    """By source, the FedALA paper's accuracy tables and the leaderboard, each method's rank, 1 for the best: the mean over the
+    settings that have a value for every method.
+    """
+    return {_FEDALA: _ranking(_FEDALA, METHODS), _LEADERBOARD: _ranking(_LEADERBOARD, tuple(methods.METHODS))}
 
 
-def _gaps(settings: Mapping[Place, Mapping[str, float]], better: str, worse: str) -> tuple[float, ...]:
-    return tuple(of[better] - of[worse] for of in settings.values() if {better, worse} <= of.keys())
-
-
-def _ranking(source: str, among: tuple[str, ...]) -> Ranking:
+def _ranking(source: str, among: tuple[str, ...]) -> dict[str, float]:
     settings = [{name: of[name] for name in among if name in of} for of in _printed()[source].values()]
     whole = [of for of in settings if len(of) == max(map(len, settings))]
     names = list(whole[0])
     ranks = [rankdata([-of[name] for name in names]) for of in whole]
-    return Ranking(source, dict(zip(names, map(float, np.mean(ranks, axis=0)), strict=True)))
+    return dict(zip(names, map(float, np.mean(ranks, axis=0)), strict=True))
 
 
 def _printed() -> dict[str, dict[Place, dict[str, float]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,9 +23,7 @@ from pflbench.store.schema import STATUSES
 
 T = TypeVar("T")
 BEST = RoundRule("best")
-TEST_LABELS_NOTE = f"{TEST_LABELS}: clients adapt on labelled test data, so this is no test."
 _HOW = {"after-training": "--test-after-training"}  # else --metrics-every
-_FIRST_RUN = "Make some: pflbench run -m fedavg -m fedala -d digits"
 # The filters by what they are called in messages, and what a run answers to: the name in the database first, then others.
 _FIELDS: dict[str, tuple[str, Callable[[Result], tuple[object, ...]]]] = {
     "methods": ("method", lambda r: (r.method, labels.method_title(r.method, r.title))),
@@ -141,7 +140,7 @@ class Filters:
             notes.append("Counted as far as they got: " + ", ".join(f"run {r.id} ({r.status})" for r in partial) + ".")
         arranged = arrange(counted)
         if any(row.test_labels for row in arranged.rows):
-            notes.append(TEST_LABELS_NOTE)
+            notes.append(f"{TEST_LABELS}: clients adapt on labelled test data, so this is no test.")
         return replace(arranged, notes=(*notes, *budgets.notes(arranged, rule.at)))
 
     def _without_trials(self, engine: Engine, found: list[Result]) -> tuple[list[Result], list[tuple[str, int]]]:
@@ -169,7 +168,7 @@ class Filters:
                 return found
             if hidden := runs.hidden_smoke(engine, scope):
                 raise NothingYet(f"This database has only smoke runs: {hidden}.", "--smoke shows them.")
-            raise NothingYet("There are no runs in this database yet.", _FIRST_RUN)
+            raise NothingYet("There are no runs in this database yet.", "Make some: pflbench run -m fedavg -m fedala -d digits")
 
         return self._kept(("all", scope, rule), read)
 
@@ -333,17 +332,12 @@ def observed_titles(seen: Sequence[Observed], *, named: bool = False) -> list[st
 
 def parse(text: str, at: str | None = None) -> RoundRule:
     """'best' | 'val' | 'last' | 'mean-last:K', K >= 1 evaluated rounds. at: see `budgets.parse`. Raises UserError for others."""
-    if at is not None:
-        return replace(parse(text), at=budgets.parse(at))
-    if text == "best":
-        return RoundRule("best")
-    if text == "val":
-        return RoundRule("val")
-    if text == "last":
-        return RoundRule("last")
-    rule, _, count = text.partition(":")
-    if rule == "mean-last" and count.isascii() and count.isdigit() and int(count) > 0:
-        return RoundRule("mean-last", int(count))
+    budget = None if at is None else budgets.parse(at)
+    plain = {str(rule): rule for rule in (BEST, RoundRule("val"), RoundRule("last"))}
+    if text in plain:
+        return replace(plain[text], at=budget)
+    if count := re.fullmatch("mean-last:0*([1-9][0-9]*)", text):
+        return RoundRule("mean-last", int(count[1]), budget)
     raise UserError(
         f"Unknown selection '{text}'.",
         "Valid: best, val, last, mean-last:K, e.g. mean-last:10 for the mean of the last 10 rounds.",
@@ -361,6 +355,13 @@ def sentence(round_rule: RoundRule) -> str:
     if round_rule.rule == "last":
         return "Result of a run: its last evaluated round."
     return f"Result of a run: mean of its last {round_rule.last} evaluated rounds."
+
+
+def short_runs(rule: RoundRule, used: Sequence[int]) -> list[str]:
+    """A table's note about runs with fewer rounds than the rule takes the mean of. used: rounds of each run."""
+    if min(used) >= rule.last:
+        return []
+    return [f"A run with fewer than {rule.last} evaluated rounds counts with all it has (shortest: {min(used)})."]
 
 
 def _lacking(rule: RoundRule) -> str:

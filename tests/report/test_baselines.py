@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import shlex
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from sqlalchemy import Engine
+from support.printed_commands import of_command
 from support.report_database import add_run, spec
 
 from pflbench import methods
-from pflbench.cli.options import run_options
-from pflbench.cli.run import run as run_command
 from pflbench.report import baselines
 from pflbench.report.selection import Filters
 from pflbench.report.tables.accuracy import build
 from pflbench.run.plan import RunOptions, plan
-from pflbench.spec import RunSpec
-
-
-@cache
-def command_of_run() -> Any:
-    app = typer.Typer()
-    app.command()(run_command)
-    return typer.main.get_command(app)
-
-
-def of_command(line: str) -> list[RunSpec]:
-    """What a printed command runs, as the command line reads it."""
-    return plan(run_options(command_of_run().make_context("run", shlex.split(line)[2:]).params))
 
 
 def add(engine: Engine, *names: str, **of: Any) -> None:

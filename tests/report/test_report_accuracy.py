@@ -45,7 +45,7 @@ def test_every_cell_by_hand(engine: Engine) -> None:
     add_seeds(engine, [0.95, 0.99], "ditto")
     add_seeds(engine, [0.60], "fedavg", dataset="cifar10", lr=0.005)
     add_seeds(engine, [0.50, 0.52, 0.60], "ditto", dataset="cifar10", lr=0.005)
-    for rule, less in (("best", 0), ("last", 10), (RoundRule("mean-last", 2), 5)):
+    for rule, less in (("best", 0), ("last", 10), ("mean-last:2", 5)):
         table = build(engine, round_rule=rule)
         assert [s.head for s in table.columns] == [("MNIST", "Dir(0.1)"), ("Cifar10", "Dir(0.1)")]
         assert [r.label for r in table.rows] == ["FedAvg", "Ditto"]
@@ -263,16 +263,6 @@ def test_of_two_values_the_one_with_the_nearer_protocol_is_taken() -> None:
     for run, mean, table in ((spec(**fields), 31.89, "Table 2"), (half, 39.51, "Table 7")):
         found = match(run)
         assert (found.reference.mean, found.reference.table, found.differences) == (mean, table, ())
-
-
-def test_all_values_of_the_tables_are_read() -> None:
-    """14 methods x 8 settings; Table 7 has two settings, the second without FedAMP and APPLE (methods.md 6)."""
-    found = paper.references()
-    assert len([r for r in found if r.table == "Table 2"]) == 14 * 8
-    assert len([r for r in found if r.table == "Table 7"]) == 2 * 14 - 2
-    assert {r.method.removesuffix("+ala") for r in found} <= {*methods.METHODS, "FedDistill", "FedGen"}
-    best = [r for r in found if (r.place.dataset, r.place.model, r.method) == ("tiny", "resnet18", "fedala")]
-    assert [(r.mean, r.std) for r in best if r.table == "Table 2"] == [(41.94, 0.05)]
 
 
 def test_the_listed_hyperparameters_are_the_methods_defaults() -> None:

@@ -126,7 +126,7 @@ def evil() -> Grid:
     heads = ((EVIL, "best %"), (EVIL, EVIL))
     columns = tuple(Column(head, (CellText(EVIL, best=True, runs=(1,)), CellText(EVIL, runs=(2,)))) for head in heads)
     command = f"Add {EVIL.replace('`', '')} by `pflbench run`."
-    return Grid(EVIL, (EVIL, f"[2cm]{EVIL}"), columns, (EVIL, command), ({"name": EVIL},), (1, 2))
+    return Grid(EVIL, (EVIL, f"[2cm]{EVIL}"), columns, (EVIL, command), ({"name": EVIL, "runs": (1, 2)},))
 
 
 def test_a_stored_name_is_text_in_latex(evil: Grid) -> None:
@@ -177,7 +177,7 @@ def test_what_does_not_fit_is_split_between_settings_and_every_part_names_its_ow
         column("paper", beside=True),
         column("verdict", beside=True),
     )
-    table = Grid("Accuracy", ("FedAvg",), columns, (), (), ())
+    table = Grid("Accuracy", ("FedAvg",), columns, (), ())
 
     def heads(width: int) -> list[list[str]]:
         """Of each block the words above its line."""

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import scipy.stats
 from sqlalchemy import Engine
+from support import report_database
 from support.report_database import HYPERPARAMETERS, add_run, spec
-from support.store_samples import write_round
 
 from pflbench.errors import UserError
 from pflbench.report import paper
@@ -20,8 +20,6 @@ from pflbench.report.tables import ranks
 from pflbench.report.tables.accuracy import AccuracyTable, build
 from pflbench.report.tables.cell import Cell
 from pflbench.report.tables.grid import render
-from pflbench.store import write
-from pflbench.store.write import RoundRecord
 
 HYPERPARAMETERS = {**HYPERPARAMETERS, "local": {}, "fedprox": {"mu": 0.001}}
 
@@ -135,15 +133,7 @@ def test_holm_can_empty_a_test_that_one_comparison_would_not_be(engine: Engine) 
 
 
 def add_clients(engine: Engine, method: str, seed: int, *rounds: dict[int, tuple[int, int]]) -> int:
-    """A run whose rounds have these clients: right ones and all."""
-    run = write.create_run(engine, spec(method, seed, hyperparameters=HYPERPARAMETERS[method]), {})
-    write.update_run(engine, run, status="finished")
-    for t, of in enumerate(rounds):
-        right, total = (sum(pair[k] for pair in of.values()) for k in (0, 1))
-        correct, totals = np.array(list(of.values())).T
-        arrays = {"clients": np.array(list(of)), "correct": correct, "total": totals, "loss": np.ones(len(of))}
-        write_round(engine, run, RoundRecord(round=t, accuracy=right / total, **arrays))
-    return run
+    return report_database.add_clients(engine, spec(method, seed, hyperparameters=HYPERPARAMETERS[method]), *rounds)
 
 
 def test_clients_are_paired_with_their_means_over_common_seeds(engine: Engine) -> None:

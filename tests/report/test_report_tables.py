@@ -5,20 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-import shlex
-from functools import cache
 from typing import Any
 
 import pytest
-import typer
 from sqlalchemy import Engine
 from support.command import ROOT
+from support.printed_commands import of_command
 from support.report_database import add_run, spec
 from support.store_samples import write_round
 
 from pflbench import data, methods, models
-from pflbench.cli.options import run_options
-from pflbench.cli.run import run as run_command
 from pflbench.engine.flat import Flat
 from pflbench.errors import UserError
 from pflbench.report import paper
@@ -91,24 +87,13 @@ def test_the_command_of_each_cell_makes_the_run_that_belongs_there(name: str) ->
     for of in DECLARED[name].needed:
         if not of.known or of.line.method.removesuffix("+ala") not in methods.METHODS:
             continue
-        (made,) = plan(parsed(of.command))
+        (made,) = of_command(of.command)
         assert [made] == specs(of)
         plain = made.model_dump(mode="json")
         assert paper.is_at(plain, of.place)
         unknown = ("partition pathological instead of unknown",) if of.place.central else ()
         assert paper.differences(plain, RoundRule("best"), of.place, of.line.varied) == unknown, of.command
         assert of.reference is None or dict(of.line.varied).items() <= made.method.hyperparameters.items()
-
-
-@cache
-def command_of_run() -> Any:
-    app = typer.Typer()
-    app.command()(run_command)
-    return typer.main.get_command(app)
-
-
-def parsed(command: str) -> RunOptions:
-    return run_options(command_of_run().make_context("run", shlex.split(command)[2:]).params)
 
 
 def test_difference_and_verdict_by_hand(engine: Engine) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from scipy.stats import wilcoxon
 from sqlalchemy import Engine
-from support.report_database import add_run, spec
-from support.store_samples import write_round
+from support.report_database import add_clients, add_run, spec
 
 from pflbench.errors import NothingYet, UserError
 from pflbench.report.arrangement import COLOURED
@@ -18,19 +16,10 @@ from pflbench.report.looks import OTHER
 from pflbench.report.selection import Filters
 from pflbench.report.tables.clients import build
 from pflbench.report.tables.grid import FORMATS, render
-from pflbench.store import write
-from pflbench.store.write import RoundRecord
 
 
 def add(engine: Engine, method: str, seed: int, *rounds: dict[int, tuple[int, int]], **of: Any) -> int:
-    """A run whose rounds have these clients: right ones and all. The first round is the best where they get worse."""
-    run = write.create_run(engine, spec(method, seed, hyperparameters=of.pop("hyperparameters", {}), **of), {})
-    write.update_run(engine, run, status="finished")
-    for t, clients in enumerate(rounds):
-        correct, totals = np.array(list(clients.values())).T
-        arrays = {"clients": np.array(list(clients)), "correct": correct, "total": totals, "loss": np.ones(len(clients))}
-        write_round(engine, run, RoundRecord(round=t, accuracy=correct.sum() / totals.sum(), **arrays))
-    return run
+    return add_clients(engine, spec(method, seed, hyperparameters=of.pop("hyperparameters", {}), **of), *rounds)
 
 
 def percent(*values: int) -> dict[int, tuple[int, int]]:

@@ -6,22 +6,19 @@ import json
 import shlex
 import shutil
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import typer
 from sqlalchemy import Engine
 from support.command import Shell, parsed, rows
+from support.printed_commands import of_command
 from support.report_database import add_run
 from support.report_database import spec as measured
 
 from pflbench import data
 from pflbench.cli.console import duration
-from pflbench.cli.options import run_options
-from pflbench.cli.run import run as run_command
 from pflbench.errors import UserError
 from pflbench.partition import make
 from pflbench.report.declared import PLOTS, TABLES
@@ -29,8 +26,6 @@ from pflbench.reproduce.goal import Goal, Wanted, by_hand, goals
 from pflbench.reproduce.progress import Clock, RunProgress
 from pflbench.reproduce.scales import SCALES
 from pflbench.run import pack as packing
-from pflbench.run.plan import plan
-from pflbench.spec import RunSpec
 from pflbench.store import database as db
 from pflbench.store.rounds import speeds
 from pflbench.store.runs import ALL
@@ -50,18 +45,6 @@ def goal(name: str, scale: str = "full", **filters: Any) -> Goal:
 
 def wanted(name: str, scale: str, seeds: str | None = None, **filters: Any) -> tuple[Wanted, ...]:
     return goal(name, scale, **filters).wanted(Path("data"), seeds)
-
-
-@cache
-def command_of_run() -> Any:
-    app = typer.Typer()
-    app.command()(run_command)
-    return typer.main.get_command(app)
-
-
-def of_command(line: str) -> list[RunSpec]:
-    """What a printed command runs, as the command line reads it."""
-    return plan(run_options(command_of_run().make_context("run", shlex.split(line)[2:]).params))
 
 
 # -- what is declared ----------------------------------------------------------------------------------------------------

@@ -295,7 +295,7 @@ def test_cells_are_sorted_by_the_number_they_begin_with(text: str, value: str) -
 
 def test_columns_of_a_setting_stand_under_its_head() -> None:
     heads = (("MNIST", "best %"), ("", "total s"), ("Cifar10", "best %"), ("", "total s"))
-    grid = Grid("T", ("a",), tuple(Column(head, (CellText("1"),)) for head in heads), (), ({"x": 1},), (3, 1, 3))
+    grid = Grid("T", ("a",), tuple(Column(head, (CellText("1"),)) for head in heads), (), ({"runs": (3, 1, 3)},))
     shown = view("t", "", grid)
     assert shown.groups == (HeadGroup(("MNIST",), 2), HeadGroup(("Cifar10",), 2))
     assert shown.heads == (("best %",), ("total s",), ("best %",), ("total s",))

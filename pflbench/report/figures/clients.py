@@ -15,7 +15,7 @@ from pflbench.report.arrangement import OTHERS, Arranged, Row, best_in_colour, b
 from pflbench.report.looks import OTHER, Look
 from pflbench.report.selection import Filters
 from pflbench.report.statistics import differences
-from pflbench.report.tables.clients import AGAINST, ClientRuns, base_of, clients_of, key
+from pflbench.report.tables.clients import AGAINST, ClientRuns, base_of, clients_of
 from pflbench.report.traces import Axis, Panel, Trace, lettered, not_drawn, of_runs
 from pflbench.report.web import Interactive
 from pflbench.store.runs import RoundRule
@@ -73,7 +73,7 @@ def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Inte
 def compare(engine: Engine, filters: Filters, rule: RoundRule, against: Against | None = None) -> Compared:
     """What there is to compare. Raises NothingYet where no setting has anything."""
     found, every = filters.select(engine, rule), baselines.of_any_method(engine, filters, rule)
-    rows = {key(row): i for i, row in enumerate(found.rows)}
+    rows = {row.key: i for i, row in enumerate(found.rows)}
     kept = []
     for j, setting in enumerate(found.settings):
         tested = clients_of(engine, every, setting, rule)
@@ -115,7 +115,7 @@ def panel(compared: Compared, column: int) -> Panel:
     """The sorted differences of a setting."""
     found, tested, base = compared.found, compared.tested[column], compared.bases[column]
     cells = found.column(column)
-    lines = [_line(row, tested[key(row)], base, k / len(cells)) for k, (row, _) in enumerate(cells)]
+    lines = [_line(row, tested[row.key], base, k / len(cells)) for k, (row, _) in enumerate(cells)]
     coloured = [y for trace in lines if trace.look != OTHER for y in trace.y]
     grey = any(trace.look == OTHER for trace in lines)
     line = Trace([0, 100], [0, 0], ZERO, zero(base), draws="lines", width=0.9)
@@ -124,7 +124,7 @@ def panel(compared: Compared, column: int) -> Panel:
         Axis("Clients, sorted (%)", limits=(0, 100)),
         Axis(f"Accuracy minus {labels.method_title(base.row.method)}'s (points)", limits=_range(coloured) if grey else None),
         [line, *lines],
-        tuple(run.id for of in (base, *(tested[key(row)] for row, _ in cells)) for run in of.runs),
+        tuple(run.id for of in (base, *(tested[row.key] for row, _ in cells)) for run in of.runs),
         (found.settings[column],),
     )
 

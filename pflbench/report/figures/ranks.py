@@ -21,7 +21,6 @@ from pflbench.report.tables import ranks
 from pflbench.report.tables.ranks import Ranks
 from pflbench.report.traces import GREY, Axis, Panel, Trace, of_runs
 from pflbench.report.web import Interactive
-from pflbench.store.runs import RoundRule
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,9 +38,7 @@ BARS_ON_PAGE = (
 ROW, AROUND = 30, 100  # on a page, pixels in height: for a method, beside them
 
 
-def plot(
-    engine: Engine, filters: Filters = Filters(), *, round_rule: RoundRule | str = "best", at: str | None = None
-) -> style.Drawing:
+def plot(engine: Engine, filters: Filters = Filters(), *, round_rule: str = "best", at: str | None = None) -> style.Drawing:
     """The methods at their ranks; joined where the tests find a difference, and not between them.
 
     at: as of `budgets.parse`. Raises UserError for fewer than three rows or two settings that all of them have.

@@ -92,7 +92,6 @@ class AccuracyTable:
             columns=tuple(column for one in self.columns for column in self._columns(one)),
             notes=self.notes,
             records=tuple(self._records()),
-            runs=tuple(run for column in self.columns for cell in column.cells if cell for run in cell.runs),
             document=document,
         )
 
@@ -155,7 +154,7 @@ def build(
     filters: Filters = Filters(),
     *,
     declared: TableNeeds | None = None,
-    round_rule: RoundRule | str = "best",
+    round_rule: str = "best",
     at: str | None = None,
     paper: Paper | None = None,
     std: stats.Std = "population",
@@ -172,7 +171,7 @@ def build(
     at: as of `budgets.parse`. metric: one of `measures.COLUMNS` instead of accuracy, beside which no paper's values stand.
     Raises UserError for unknown names and when there is nothing to show.
     """
-    rule = selection.parse(round_rule, at) if isinstance(round_rule, str) else round_rule
+    rule = selection.parse(round_rule, at)
     if metric and (paper == "always" or test == stats.OVER_CLIENTS):
         raise UserError(
             "--metric excludes --paper always and --test wilcoxon-clients, which are about accuracy.", "Leave it out."
@@ -264,9 +263,7 @@ def _notes(
         *(["Of the rounds in which it was computed, the rule takes the most accurate or the last."] * (measured in COMPUTED)),
         *stats.notes(wanted, [cell.n for cell in cells], [c.comparison for c in cells if c.comparison]),
     ]
-    used = min(cell.used for cell in cells)
-    if used < rule.last:
-        notes.append(f"A run with fewer than {rule.last} evaluated rounds counts with all it has (shortest: {used}).")
+    notes += selection.short_runs(rule, [cell.used for cell in cells])
     if declared is not None and not declared.printed:
         notes.append(_UNPRINTED)
     if declared is not None and declared.remark:

@@ -33,9 +33,6 @@ class ClientRuns:
     runs: tuple[Result, ...]
     accuracy: Mapping[tuple[int, int], float]
 
-    def of_each_run(self) -> list[list[float]]:
-        return [[value for (seed, _), value in self.accuracy.items() if seed == run.seed] for run in self.runs]
-
 
 @dataclass(frozen=True)
 class Shortfall:
@@ -79,15 +76,9 @@ class ClientTable:
 
     def grid(self) -> Grid:
         records = tuple(self._record(*place) for place in self.cells)
-        return Grid(
-            "Clients that are hurt",
-            tuple(row.label for row in self.found.rows),
-            tuple(column for j in range(len(self.found.settings)) for column in self._columns(j)),
-            self.notes,
-            records,
-            tuple(run for record in records for run in record["runs"]),
-            {"round_rule": self.round_rule},
-        )
+        columns = tuple(column for j in range(len(self.found.settings)) for column in self._columns(j))
+        document = {"round_rule": self.round_rule}
+        return Grid("Clients that are hurt", tuple(row.label for row in self.found.rows), columns, self.notes, records, document)
 
     def _columns(self, j: int) -> Iterable[Column]:
         setting = self.found.settings[j]
@@ -142,39 +133,45 @@ class ClientTable:
         }
 
 
-def build(engine: Engine, filters: Filters = Filters(), *, round_rule: RoundRule | str = "best") -> ClientTable:
+def build(engine: Engine, filters: Filters = Filters(), *, round_rule: str = "best") -> ClientTable:
     """Each row's clients beside those of Local and of FedAvg in the same setting, under the same seed.
 
     Local and FedAvg are compared with also where the filter of methods leaves their rows out. Raises UserError as
     `Filters.select`, and NothingYet if no run has results by client.
     """
-    rule = selection.parse(round_rule) if isinstance(round_rule, str) else round_rule
+    rule = selection.parse(round_rule)
     found, every = filters.select(engine, rule), baselines.of_any_method(engine, filters, rule)
     cells: dict[tuple[int, int], ClientCell] = {}
     without: list[int] = []
     for j, setting in enumerate(found.settings):
         tested = clients_of(engine, every, setting, rule)
-        rows = {key(row): i for i, row in enumerate(found.rows) if (i, j) in found.cells}
+        rows = {row.key: i for i, row in enumerate(found.rows) if (i, j) in found.cells}
         shown = {i: tested[name] for name, i in rows.items() if name in tested}
         without += [run.id for i in rows.values() for run in found.cells[i, j] if i not in shown or run not in shown[i].runs]
         bases = {method: base_of(tested, method) for method in AGAINST}
-        beside = {method: beside_base(list(shown.values()), base) for method, base in bases.items() if base}
+        beside = {method: beside_base(list(shown.values()), base) if base else {} for method, base in bases.items()}
         for i, of in shown.items():
-            each, own = of.of_each_run(), [method for method, base in bases.items() if base and key(base.row) == key(of.row)]
+            each = [[value for (seed, _), value in of.accuracy.items() if seed == run.seed] for run in of.runs]
+            others = [method for method, base in bases.items() if base is None or base.row.key != of.row.key]
             cells[i, j] = ClientCell(
                 of,
                 float(np.mean([np.mean(one) for one in each])),
                 float(np.mean([stats.worst_tenth(one) for one in each])),
-                {method: beside.get(method, {}).get(key(of.row)) for method in AGAINST if method not in own},
+                {method: beside[method].get(of.row.key) for method in others},
             )
     if not cells:
-        raise nothing(found)
-    notes = (*_notes(rule, cells, found), *_left_out(without), *baselines.note(found, every, (*AGAINST, FINE_TUNED)))
+        raise NothingYet(
+            f"None of {labels.counted(len(found.runs), 'run')} has results by client.", "`pflbench run` stores them."
+        )
+    notes = _notes(rule, cells, found)
+    if without:
+        notes.append(f"Left out, without results by client: {of_runs(without)}.")
+    notes += baselines.note(found, every, (*AGAINST, FINE_TUNED))
     return ClientTable(str(rule), found, cells, (*notes, *found.notes))
 
 
 def clients_of(engine: Engine, found: Arranged, setting: SharedSetting, rule: RoundRule) -> dict[str, ClientRuns]:
-    """The rows with results by client in a setting of other runs, by `key`."""
+    """The rows with results by client in a setting of other runs, by `Row.key`."""
     column = found.column(baselines.same_setting(found, setting))
     rounds = {run.id: run.round for _, runs in column for run in runs if run.round is not None}
     tested = by_client(engine, rounds, rule.last)
@@ -183,13 +180,8 @@ def clients_of(engine: Engine, found: Arranged, setting: SharedSetting, rule: Ro
         own = tuple(run for run in runs if tested.get(run.id))
         accuracy = {(run.seed, client): 100 * value for run in own for client, value in tested[run.id].items()}
         if own:
-            made[key(row)] = ClientRuns(row, own, accuracy)
+            made[row.key] = ClientRuns(row, own, accuracy)
     return made
-
-
-def key(row: Row) -> str:
-    """Equal for the same row among other rows, where its label may differ."""
-    return repr((row.method, row.version, sorted(row.hyperparameters.items())))
 
 
 def base_of(tested: Mapping[str, ClientRuns], method: str) -> ClientRuns | None:
@@ -200,9 +192,9 @@ def base_of(tested: Mapping[str, ClientRuns], method: str) -> ClientRuns | None:
 
 
 def beside_base(rows: Sequence[ClientRuns], base: ClientRuns) -> dict[str, Shortfall | None]:
-    """The shortfalls of all rows but the base, by `key`; Holm's correction is over them."""
-    values: dict[str, Values] = {key(of.row): of.accuracy for of in (base, *rows)}
-    compared = stats.compare(values, key(base.row), OVER_CLIENTS)
+    """The shortfalls of all rows but the base, by `Row.key`; Holm's correction is over them."""
+    values: dict[str, Values] = {of.row.key: of.accuracy for of in (base, *rows)}
+    compared = stats.compare(values, base.row.key, OVER_CLIENTS)
     return {name: _shortfall(values[name], base, of) for name, of in compared.items()}
 
 
@@ -213,11 +205,6 @@ def _shortfall(own: Values, base: ClientRuns, comparison: Comparison) -> Shortfa
     below = d[d < 0]
     named = replace(comparison, against=base.row.label)
     return Shortfall(len(d), len(below), float(-below.mean()) if len(below) else None, named)
-
-
-def nothing(found: Arranged) -> NothingYet:
-    """The error where no run has results by client."""
-    return NothingYet(f"None of {labels.counted(len(found.runs), 'run')} has results by client.", "`pflbench run` stores them.")
 
 
 def _entries(cell: ClientCell | None, method: str) -> tuple[CellText, CellText, CellText]:
@@ -248,11 +235,5 @@ def _notes(rule: RoundRule, cells: Mapping[tuple[int, int], ClientCell], found: 
     named = {of.comparison.against for of in compared} - {labels.method_title(method) for method in AGAINST}
     if named:
         said.append(f"Of several rows of Local or FedAvg the one compared with is {' or '.join(sorted(named))}.")
-    used = min(run.used for cell in cells.values() for run in cell.clients.runs)
-    if used < rule.last:
-        said.append(f"A run with fewer than {rule.last} evaluated rounds counts with all it has (shortest: {used}).")
+    said += selection.short_runs(rule, [run.used for cell in cells.values() for run in cell.clients.runs])
     return said + protocol([found.settings[j] for j in sorted({j for _, j in cells})])
-
-
-def _left_out(runs: Sequence[int]) -> list[str]:
-    return [f"Left out, without results by client: {of_runs(runs)}."] if runs else []

@@ -21,7 +21,7 @@ from pflbench.report.selection import Filters
 from pflbench.report.statistics import p_text
 from pflbench.report.tables.grid import CellText, Column, Grid
 from pflbench.store.rounds import tested
-from pflbench.store.runs import Result, RoundRule
+from pflbench.store.runs import RoundRule
 
 Verdict = Literal["confirmed", "not confirmed", "not resolvable"]
 _NORMAL = 1.96  # standard errors within which 95 % of a normal distribution lie
@@ -64,7 +64,7 @@ class ClaimResult:
 
     @property
     def verdict(self) -> Verdict:
-        if abs(self.gap) < self.resolution:
+        if abs(self.gap) <= self.resolution:
             return "not resolvable"
         return "confirmed" if self.gap > 0 else "not confirmed"
 
@@ -104,11 +104,10 @@ class EvidenceTable:
             verdicts = [CellText(one.verdict if one else "not run") for one in here]
             columns.append(Column((*setting.head, "here, points"), tuple(gaps)))
             columns.append(Column((*("",) * len(setting.head), "verdict"), tuple(verdicts), beside=True))
-        runs = tuple(dict.fromkeys(run for one in self.findings.values() for run in one.runs))
         records = tuple(self._record(i, j, one) for (i, j), one in self.findings.items())
         document = {"orders": [vars(one) for one in self.agreements]}
         names = tuple(claim.text for claim in self.claims)
-        return Grid("Evidence", names, tuple(columns), self.notes, records, runs, document)
+        return Grid("Evidence", names, tuple(columns), self.notes, records, document)
 
     def _record(self, i: int, j: int, found: ClaimResult) -> dict[str, Any]:
         claim, setting = self.claims[i], self.found.settings[j]
@@ -182,25 +181,21 @@ def _sides(engine: Engine, found: Arranged) -> dict[tuple[str, int], Side]:
     """
     samples = tested(engine, {run.id: run.round for run in found.runs if run.round is not None})
     made: dict[tuple[str, int], Side] = {}
-    for i in sorted(range(len(found.rows)), key=lambda i: found.rows[i].label != found.rows[i].title):
-        for j in range(len(found.settings)):
-            if runs := [run for run in found.cells.get((i, j), ()) if run.id in samples]:
-                made.setdefault((found.rows[i].method, j), _side(runs, samples))
+    for j in range(len(found.settings)):
+        for row, runs in sorted(found.column(j), key=lambda one: one[0].label != one[0].title):
+            own = {run.id: run.value for run in runs if run.id in samples and run.value is not None}
+            if own:
+                made.setdefault((row.method, j), Side(tuple(own), tuple(own.values()), min(samples[run] for run in own)))
     return made
-
-
-def _side(runs: Sequence[Result], samples: Mapping[int, int]) -> Side:
-    values = tuple(run.value for run in runs if run.value is not None)
-    return Side(tuple(run.id for run in runs), values, min(samples[run.id] for run in runs))
 
 
 def _agreements(found: Arranged, sides: Mapping[tuple[str, int], Side]) -> Iterator[Agreement]:
     for j, setting in enumerate(found.settings):
-        for ranking in rankings():
-            names = [name for name in ranking.rank if (name, j) in sides]
+        for source, rank in rankings().items():
+            names = [name for name in rank if (name, j) in sides]
             if len(names) >= _FEWEST:
-                rho, p = spearmanr([ranking.rank[name] for name in names], [-sides[name, j].mean for name in names])
-                yield Agreement(setting.title, ranking.source, len(names), float(rho), float(p))
+                rho, p = spearmanr([rank[name] for name in names], [-sides[name, j].mean for name in names])
+                yield Agreement(setting.title, source, len(names), float(rho), float(p))
 
 
 def _span(printed: Sequence[float]) -> str:

@@ -56,7 +56,8 @@ class Column:
 class Grid:
     """Rows, columns of text, notes, and the numbers behind them.
 
-    columns[j].entries[i] stands in the row labels[i]. records: a line of CSV for each cell, in full precision.
+    columns[j].entries[i] stands in the row labels[i]. records: a line of CSV for each cell, in full precision, with its
+    "runs".
     """
 
     title: str
@@ -64,8 +65,12 @@ class Grid:
     columns: tuple[Column, ...]
     notes: tuple[str, ...]
     records: tuple[dict[str, Any], ...]
-    runs: tuple[int, ...]  # all that the table is made of
     document: dict[str, Any] = field(default_factory=dict)  # what JSON says beside the records
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        """All that the table is made of."""
+        return tuple(sorted({run for record in self.records for run in record["runs"]}))
 
     def with_runs(self) -> Grid:
         """The same with the numbers of its runs in every cell that has any."""

@@ -61,8 +61,7 @@ class NewClientsTable:
             for row, cell in zip(rows, cells, strict=True)
             if cell
         )
-        runs = tuple(run.id for run in self.found.runs)
-        return Grid("New clients", tuple(row.label for row in rows), tuple(columns), self.notes, records, runs)
+        return Grid("New clients", tuple(row.label for row in rows), tuple(columns), self.notes, records)
 
 
 def build(

@@ -139,8 +139,7 @@ class OverheadTable:
             }
             for (i, j), cell in self.cells.items()
         )
-        runs = tuple(run for cell in self.cells.values() for run in cell.runs)
-        return Grid("Overhead", tuple(row.label for row in self.found.rows), tuple(columns), self.notes, records, runs)
+        return Grid("Overhead", tuple(row.label for row in self.found.rows), tuple(columns), self.notes, records)
 
 
 def build(engine: Engine, filters: Filters = Filters(), *, tolerance: float = TOLERANCE, paper: Paper = "auto") -> OverheadTable:

@@ -77,12 +77,25 @@ class Ranks:
             CellText(f"{rank:.2f}{marks[i]}" + " *" * (i == 0), i == 0, self.runs[i]) for i, rank in enumerate(self.average)
         )
         p = (CellText(""), *(CellText(p_text(float(p))) for p in self.nemenyi[1:, 0]))
-        columns = (
+        columns = [
             Column(("average", "rank"), ranks),
-            *([Column(("rank", "without --at"), tuple(map(CellText, self._unlimited())))] if self.unlimited is not None else []),
             Column(("mean over", "settings"), tuple(CellText(f"{mean:.2f}") for mean in means)),
             Column(("p (Nemenyi)", f"against {names[0]}"), p),
-        )
+        ]
+        notes, at_cost = self.notes, [dict[str, Any]() for _ in names]
+        if self.unlimited is not None:
+            notes = (*self.findings, _FLIPS, *self.left_out)
+            texts = []
+            for i, rank in enumerate(self.unlimited):
+                flips = self.flips(i)
+                texts.append(f"{rank:.2f} {''.join(mark for mark, of in flips.items() if of)}".rstrip())
+                at_cost[i] = {
+                    "rank_without_at": float(rank),
+                    "passes": tuple(flips[_PASSES]),
+                    "passed_by": tuple(flips[_PASSED]),
+                    "made_elsewhere": self.elsewhere.get(i, ()),
+                }
+            columns.insert(1, Column(("rank", "without --at"), tuple(map(CellText, texts))))
         records = tuple(
             {
                 "row": row.label,
@@ -90,7 +103,7 @@ class Ranks:
                 "hyperparameters": row.hyperparameters,
                 "round_rule": self.round_rule,
                 "average_rank": float(self.average[i]),
-                **self._record(i),
+                **at_cost[i],
                 "mean": float(means[i]),
                 "nemenyi": {name: float(p) for k, (name, p) in enumerate(zip(names, self.nemenyi[i], strict=True)) if k != i},
                 "runs": self.runs[i],
@@ -102,42 +115,23 @@ class Ranks:
             "friedman": {"statistic": self.statistic, "p": self.p},
             "critical_difference": self.critical,
         }
-        runs = tuple(run for row in self.runs for run in row)
-        notes = self.notes if self.unlimited is None else (*self.findings, _FLIPS, *self.left_out)
-        return Grid("Average ranks", names, columns, notes, records, runs, document)
+        return Grid("Average ranks", names, tuple(columns), notes, records, document)
 
     def flips(self, i: int) -> dict[str, list[str]]:
         """The rows whose order with row i is the opposite without the budget: those that i passes, and that pass it."""
-        if self.unlimited is None:
-            return {}
+        assert self.unlimited is not None
         here, there = self.average - self.average[i], self.unlimited - self.unlimited[i]
         passes, passed = (here > 0) & (there < 0), (here < 0) & (there > 0)
         return {mark: [self.rows[k].label for k in np.flatnonzero(of)] for mark, of in ((_PASSES, passes), (_PASSED, passed))}
 
-    def _unlimited(self) -> list[str]:
-        assert self.unlimited is not None
-        marks = ("".join(mark for mark, of in self.flips(i).items() if of) for i in range(len(self.rows)))
-        return [f"{rank:.2f} {mark}".rstrip() for rank, mark in zip(self.unlimited, marks, strict=True)]
 
-    def _record(self, i: int) -> dict[str, Any]:
-        if self.unlimited is None:
-            return {}
-        flips = self.flips(i)
-        return {
-            "rank_without_at": float(self.unlimited[i]),
-            "passes": tuple(flips[_PASSES]),
-            "passed_by": tuple(flips[_PASSED]),
-            "made_elsewhere": self.elsewhere.get(i, ()),
-        }
-
-
-def build(engine: Engine, filters: Filters = Filters(), *, round_rule: RoundRule | str = "best", at: str | None = None) -> Ranks:
+def build(engine: Engine, filters: Filters = Filters(), *, round_rule: str = "best", at: str | None = None) -> Ranks:
     """Ranks by the mean over seeds, over settings in which every row has runs; rows with too few settings are left out.
 
     at: as of `budgets.parse`; then the ranks of the same runs without it stand beside them.
     Raises UserError for fewer than three rows or two such settings: then there is nothing to test.
     """
-    rule = selection.parse(round_rule, at) if isinstance(round_rule, str) else round_rule
+    rule = selection.parse(round_rule, at)
     found = filters.select(engine, rule)
     rows, full = _complete(found)
     if len(rows) < _ROWS or len(full) < _SETTINGS:
@@ -149,30 +143,30 @@ def build(engine: Engine, filters: Filters = Filters(), *, round_rule: RoundRule
     accuracy = _means(values, found, rows, full)
     average, statistic, p = friedman(accuracy)
     order = np.argsort(average, kind="stable")
+    ordered = [rows[k] for k in order]
     findings, unlimited = _findings(rule, len(rows), len(full), statistic, p), None
     elsewhere: dict[int, tuple[str, ...]] = {}
     if rule.at is not None:
         whole = results(engine, RunScope(frozenset(values)), replace(rule, at=None))
-        unlimited = friedman(_means({run.id: run.value for run in whole}, found, rows, full))[0][order]
+        unlimited = friedman(_means({run.id: run.value for run in whole}, found, ordered, full))[0]
     if rule.at is not None and rule.at.measure == "seconds":
-        made = {(k, j): [made_on(run) for run in found.cells[rows[i], j]] for k, i in enumerate(order) for j in full}
-        machines = Machines.of(made)
-        for k in range(len(order)):
+        machines = Machines.of({(k, j): [made_on(run) for run in found.cells[i, j]] for k, i in enumerate(ordered) for j in full})
+        for k in range(len(ordered)):
             others = chain.from_iterable(of for (row, _), of in machines.elsewhere.items() if row == k)
             elsewhere[k] = tuple(dict.fromkeys(others))
-        findings += tuple(machines.notes([found.rows[rows[i]].label for i in order]))
+        findings += tuple(machines.notes([found.rows[i].label for i in ordered]))
     missing = len(found.settings) - len(full)
     left_out = (f"Left out: {counted(missing, 'setting')} without runs of every row.",) if missing else ()
     held = Counter(i for i, _ in found.cells)
     few = [f"{row.label} ({counted(held[i], 'setting')})" for i, row in enumerate(found.rows) if i not in rows]
     if few:
         left_out = (f"Left out, with runs in too few settings: {', '.join(few)}.", *left_out)
-    behind = tuple(tuple(run.id for j in full for run in found.cells[rows[k], j]) for k in order)
-    tuning = tuning_notes(engine, {found.rows[rows[k]].label: runs for k, runs in zip(order, behind, strict=True)})
+    behind = tuple(tuple(run.id for j in full for run in found.cells[i, j]) for i in ordered)
+    tuning = tuning_notes(engine, {found.rows[i].label: runs for i, runs in zip(ordered, behind, strict=True)})
     return Ranks(
         round_rule=str(rule),
         settings=tuple(found.settings[j] for j in full),
-        rows=tuple(found.rows[rows[k]] for k in order),
+        rows=tuple(found.rows[i] for i in ordered),
         accuracy=accuracy[order],
         average=average[order],
         statistic=statistic,

@@ -72,8 +72,7 @@ class TimeTable:
             }
             for (i, j), cell in self.cells.items()
         )
-        runs = tuple(run for cell in self.cells.values() for run in cell.runs)
-        return Grid("Time to accuracy", tuple(row.label for row in self.found.rows), tuple(columns), self._notes, records, runs)
+        return Grid("Time to accuracy", tuple(row.label for row in self.found.rows), tuple(columns), self._notes, records)
 
     @property
     def _notes(self) -> tuple[str, ...]:
@@ -96,16 +95,12 @@ def build(engine: Engine, filters: Filters = Filters(), *, target: float | None 
     if target is not None and not 0 < target <= 100:
         raise UserError(f"--target {target:g} is not possible.", "It is an accuracy in percent: above 0, at most 100.")
     found = filters.select(engine)
-    targets = tuple(_best(found, j) * SHARE if target is None else target / 100 for j in range(len(found.settings)))
+    best = [max(run.value or 0.0 for _, runs in found.column(j) for run in runs) for j in range(len(found.settings))]
+    targets = tuple(SHARE * of_setting if target is None else target / 100 for of_setting in best)
     times: dict[int, Reached] = {}
     for j, of_setting in enumerate(targets):
-        times |= reached(engine, [run.id for (_, k), runs in found.cells.items() if k == j for run in runs], of_setting)
+        times |= reached(engine, [run.id for _, runs in found.column(j) for run in runs], of_setting)
     return TimeTable(found, targets, {place: _cell(runs, times) for place, runs in sorted(found.cells.items())})
-
-
-def _best(found: Arranged, j: int) -> float:
-    """The best accuracy of a run in a setting."""
-    return max(run.value or 0.0 for (_, k), runs in found.cells.items() if k == j for run in runs)
 
 
 def _cell(runs: Sequence[Result], times: Mapping[int, Reached]) -> TimeCell:

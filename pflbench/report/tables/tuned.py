@@ -68,7 +68,6 @@ class TunedTable:
             tuple(Column(head, texts) for head, texts in entries.items()),
             self.notes,
             tuple({**vars(row), "winner": dict(row.winner)} for row in self.rows),
-            tuple(run for row in self.rows for run in row.runs),
             {"studies": {study.name: study.budget for study in self.studies}},
         )
 
