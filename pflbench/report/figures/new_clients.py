@@ -34,16 +34,13 @@ def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Inte
 def panel(found: Arranged, column: int, adapted: dict[int, Adaptation]) -> Panel:
     """The lines of a setting."""
     cells, setting = found.column(column), found.settings[column]
+    curves = {run: Curve(np.arange(len(of.accuracy)), of.accuracy) for run, of in adapted.items()}
     lines = [
-        line(row, {run.id: _curve(adapted[run.id]) for run in cell}, offset=k / len(cells), unit="epoch")
+        line(row, {run.id: curves[run.id] for run in cell}, offset=k / len(cells), unit="epoch")
         for k, (row, cell) in enumerate(cells)
     ]
     x, y = Axis("Epochs of adaptation", whole=True), Axis("Test accuracy of new clients (%)")
     return Panel(setting.title, x, y, lines, tuple(run.id for _, cell in cells for run in cell), (setting,))
-
-
-def _curve(of: Adaptation) -> Curve:
-    return Curve(np.arange(len(of.accuracy)), of.accuracy)
 
 
 def caption(found: Arranged, columns: Sequence[int]) -> str:
