@@ -78,7 +78,7 @@ def slug(*texts: str) -> str:
 
 
 def possible(items: Iterable[T], of: Callable[[T], U]) -> tuple[list[U], tuple[str, ...]]:
-    """What can be made of these; and in words what could not, because the database has not what it takes."""
+    """What `of` makes of each item, and a note for each item for which the database lacks something."""
     made, left_out = [], []
     for item in items:
         try:
