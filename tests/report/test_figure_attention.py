@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from sqlalchemy import Engine
-from support.observed import NAN, PATHOLOGICAL, add, pathological
+from support.observed import NAN, PATHOLOGICAL, XI, add, pathological
 from support.pages import PAGES, contrast, only
 
 from pflbench.errors import UserError
 from pflbench.report.figures import attention
 from pflbench.report.traces import GREY
 from pflbench.store.partitions import PartitionRecord
-
-XI = [[0.5, 0.1, 0.3, 0.1], [0.0, 1.0, 0.0, 0.0], [6.0, 0.0, -9.0, 2.0], [0.1, 0.7, 0.0, 0.2]]
 
 
 def test_the_attention_matrix_is_drawn_in_the_order_of_the_groups(engine: Engine) -> None:
@@ -28,6 +26,7 @@ def test_the_attention_matrix_is_drawn_in_the_order_of_the_groups(engine: Engine
     expected = np.array([[NAN, 0.3, 0.1, 0.1], [6, NAN, 2, 0], [0.1, 0, NAN, 0.7], [0, 0, 0, NAN]])
     np.testing.assert_allclose(np.ma.filled(ax.images[0].get_array(), NAN), expected, atol=1e-300)
     assert ax.images[0].get_clim() == (0.1, 6)
+    assert ax.images[0].colorbar.extend == "min"
     own = (0.6 + 0.75 + 0.875) / 3  # client 1 attends to nobody
     # The weights' sums are 0.5, 0, 8 and 0.8. Clients 1 and 3 go together first, then 0 and 2: these are the groups.
     assert f"weight on others 0.65, on own group {100 * own:.0f} % (by chance 33 %), ARI 1.00" in drawing.caption
@@ -51,6 +50,8 @@ def test_negative_weights_are_drawn_about_zero(engine: Engine) -> None:
     (image,) = attention.plot(engine).figure.axes[0].images
     assert np.nanmin(image.get_array()) == pytest.approx(-0.1)
     assert image.get_clim() == (-1, 1)
+    assert image.colorbar.extend == "neither", "nothing is below the scale, which begins with negative weights"
+    assert [text.get_text() for text in image.colorbar.ax.get_yticklabels()] == ["-1", "-0.1", "0", "0.1", "1"]
     assert float(image.norm(0.0)) == pytest.approx(0.5)
     assert 0.5 - float(image.norm(-0.1)) == pytest.approx(float(image.norm(0.1)) - 0.5)
 

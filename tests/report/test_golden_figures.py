@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.quiver import Quiver
 from scipy.stats import rankdata
 from sqlalchemy import Engine
-from support.figure_options import DIR_1, FILTERS, RANKED
+from support.figure_options import FILTERS, RANKED
 
 from pflbench.report import labels, looks
 from pflbench.report.declared import PLOTS
@@ -53,16 +53,6 @@ def test_a_figure(name: str, engine: Engine, raw: Raw) -> None:
     assert set(drawing.runs) == CHECKS[name](drawing.figure, raw)
     assert drawing.caption.endswith(".")
     assert all(words in drawing.caption for words in SAID.get(name, ()))
-
-
-def test_figures_are_written(engine: Engine, tmp_path: Path) -> None:
-    """One of them: the formats are held by the tests of figures."""
-    drawing = PLOTS["curves"].load()(engine, DIR_1)
-    drawing.save(tmp_path / "curves.svg", "Made by a test.")
-    assert "FedALA" in (tmp_path / "curves.svg").read_text()
-    said = (tmp_path / "curves.caption.txt").read_text()
-    assert said.startswith(drawing.caption)
-    assert said.endswith("Made by a test.\n")
 
 
 def points(xy: np.ndarray) -> tuple[float, ...]:
