@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from pflbench.errors import UserError
 from pflbench.plain import printable
-from pflbench.report import style
-from pflbench.report.arrangement import OTHERS, Arranged, best_in_colour, busiest, protocol, titles
+from pflbench.report import arrangement, style
+from pflbench.report.arrangement import OTHERS, Arranged, best_in_colour, busiest, protocol
 from pflbench.report.looks import OTHER
 from pflbench.report.selection import Filters
 from pflbench.report.style import COLUMN, DPI, PAGE, PANELS_CHOSEN, PANELS_UNASKED
@@ -39,7 +39,7 @@ LINES = 6  # of a title or label: names may be very long
 
 def drawing(
     panels: Sequence[Panel],
-    named: Sequence[str],
+    titles: Sequence[str],
     caption: str,
     notes: Iterable[str] = (),
     *,
@@ -54,7 +54,7 @@ def drawing(
 ) -> style.Drawing:
     """A figure with its caption.
 
-    named: titles of the first panels; several have letters, which the caption has too. columns: at most so many, fewer where one
+    titles: of the first panels; several have letters, which the caption has too. columns: at most so many, fewer where one
     has not `cell` inches. measures: rows that belong together, as accuracy and time of the same settings: panels are given
     row by row. height: of a panel; `square`: as high as wide; `fixed`: exactly so high, else a wide panel is higher.
     width: if none was asked for. order: of the entries of the legend. Raises UserError where there is no room for it all.
@@ -85,7 +85,7 @@ def drawing(
             if column and axes[row, column - 1].get_ylabel() == ax.get_ylabel():
                 ax.set_ylabel("")
                 ax.tick_params(labelleft=axes[row, column - 1] not in shared.get(ax, ()))
-        for ax, title in zip(axes.values(), with_letters(named if page.titles else [""] * len(named)), strict=False):
+        for ax, title in zip(axes.values(), with_letters(titles if page.titles else [""] * len(titles)), strict=False):
             ax.set_title(title)
         for text in figure.findobj(Text):  # before it is measured
             text.set_text(printable(text.get_text()))
@@ -117,7 +117,7 @@ def of_settings(
     columns = across if across == 1 else 2 if across in (2, 4) else 3
     return drawing(
         panels,
-        titles([panel.settings[0] for panel in panels[:across]]),
+        arrangement.titles([panel.settings[0] for panel in panels[:across]]),
         caption,
         (*found.notes, *not_drawn(found, across)),
         measures=measures,

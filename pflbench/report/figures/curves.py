@@ -70,7 +70,9 @@ def plot(
         for j, dataset in zip(chosen, datasets, strict=True)
     ]
     dashed = [line for dataset in dict.fromkeys(datasets) for line in known.get(dataset, ())]
-    said = f"{caption(found, chosen, over, band, metric)}{colours}{f' {pfllib.caption(dashed)}' if dashed else ''}"
+    said = caption(found, chosen, over, band, metric) + colours
+    if dashed:
+        said += f" {pfllib.caption(dashed)}"
     return render.of_settings(found, _in_one_unit(drawn), said)
 
 
