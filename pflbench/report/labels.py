@@ -75,10 +75,10 @@ _ONE = {
 }
 
 
-def method_title(name: str, told: str | None = None) -> str:
-    """'fedrep+ala' -> 'FedRep+ALA'. told: what a method from outside calls itself; else it has its name."""
+def method_title(name: str, plugin_title: str | None = None) -> str:
+    """'fedrep+ala' -> 'FedRep+ALA'. plugin_title: of a method from outside; without one it has its name."""
     base, plus, _ = name.partition("+ala")
-    return methods.card(name).title or (told or base) + ("+ALA" if plus else "")
+    return methods.card(name).title or (plugin_title or base) + ("+ALA" if plus else "")
 
 
 def method_rank(name: str) -> tuple[bool, int, str]:

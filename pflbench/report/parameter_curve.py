@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -47,10 +47,10 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure of a run: the axis label, the run's value or None, and whether the axis starts at 0."""
+    """What the y axis shows. values: by run; without those that have none."""
 
     label: str
-    of: Callable[[Result], float | None]
+    values: Mapping[int, float]
     from_zero: bool = False
 
 
@@ -59,12 +59,9 @@ def rows(found: Arranged, sweep: Sweep) -> list[int]:
     return [i for i in range(len(found.rows)) if sum((i, j) in found.cells for j in sweep.columns) > 1]
 
 
-def best(run: Result) -> float | None:
-    """The run's best accuracy in percent."""
-    return None if run.value is None else 100 * run.value
-
-
-ACCURACY = Measure("Test accuracy (%)", best)
+def accuracy(runs: Iterable[Result]) -> Measure:
+    """The best accuracy of these runs."""
+    return Measure("Test accuracy (%)", {run.id: 100 * run.value for run in runs if run.value is not None})
 
 
 @dataclass(frozen=True)
@@ -103,7 +100,7 @@ class ParameterFigure:
         )
 
     def _measures(self, engine: Engine, found: Arranged) -> list[Measure]:
-        return [ACCURACY, *([self.second(engine, found)] if self.second else [])]
+        return [accuracy(found.runs), *([self.second(engine, found)] if self.second else [])]
 
     def _caption(self, found: Arranged, drawn: Sequence[Sweep]) -> str:
         return f"{self.said}: {lettered([sweep.title for sweep in drawn])}. {remarks(found, drawn)}"
@@ -171,7 +168,7 @@ def _line(found: Arranged, i: int, of: Sweep, measure: Measure) -> Trace | None:
     """None if no run has a value."""
     at = {}
     for value, j in zip(of.values, of.columns, strict=True):
-        measured = {run.id: m for run in found.cells.get((i, j), ()) if (m := measure.of(run)) is not None}
+        measured = {run.id: measure.values[run.id] for run in found.cells.get((i, j), ()) if run.id in measure.values}
         if measured:
             each = list(measured.values())
             at[value] = (float(np.mean(each)), min(each), max(each), of_runs(tuple(measured)))

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from pflbench.errors import UserError
 from pflbench.plain import printable
-from pflbench.report import style
-from pflbench.report.arrangement import protocol
+from pflbench.report import arrangement, style
+from pflbench.report.arrangement import OTHERS, Arranged, best_in_colour, busiest, protocol
 from pflbench.report.looks import OTHER
-from pflbench.report.style import COLUMN, DPI, PAGE
-from pflbench.report.traces import PALE, Axis, Panel, Trace, with_letters
+from pflbench.report.selection import Filters
+from pflbench.report.style import COLUMN, DPI, PAGE, PANELS_CHOSEN, PANELS_UNASKED
+from pflbench.report.traces import PALE, Axis, Panel, Trace, not_drawn, with_letters
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -94,6 +95,35 @@ def drawing(
         runs = tuple(sorted({run for panel in panels for run in panel.runs}))
         settings = [setting for panel in panels for setting in panel.settings]
         return style.Drawing(figure, caption, tuple(notes), runs, protocol(settings) if settings else "")
+
+
+def chosen_settings(
+    found: Arranged, filters: Filters, most: int = PANELS_CHOSEN, unasked: int = PANELS_UNASKED
+) -> tuple[Arranged, list[int], str]:
+    """The settings to draw: those chosen by dataset or partition, else the `unasked` with the most runs.
+
+    Also the rows as `best_in_colour` has them, and what it says.
+    """
+    columns = busiest(found, most if filters.datasets or filters.partitions else unasked)
+    coloured, said = best_in_colour(found, columns, filters.methods)
+    return coloured, columns, said
+
+
+def of_settings(
+    found: Arranged, panels: Sequence[Panel], caption: str, *, measures: int = 1, first: Sequence[str] = (), **layout: Any
+) -> style.Drawing:
+    """A figure of panels that have a setting each. first: entries of the legend before the rows. layout: as of `drawing`."""
+    across = len(panels) // measures
+    columns = across if across == 1 else 2 if across in (2, 4) else 3
+    return drawing(
+        panels,
+        arrangement.titles([panel.settings[0] for panel in panels[:across]]),
+        caption,
+        (*found.notes, *not_drawn(found, across)),
+        measures=measures,
+        order=[*first, *(row.label for row in found.rows if row.label != OTHERS)],
+        **{"columns": columns, "height": 1.75 if columns < 3 else 1.4} | layout,
+    )
 
 
 def _share_y(panels: Mapping[Axes, Panel]) -> dict[Axes, list[Axes]]:

@@ -21,7 +21,6 @@ Json = dict[str, Any]
 T = TypeVar("T")
 U = TypeVar("U")
 
-CLEAR = "rgba(0,0,0,0)"
 FEW = 12  # whole numbers that all have room on an axis
 DIGITS = 6  # of a number: more cannot be seen, and makes pages large
 PIXELS = 2  # to a point of print
@@ -79,7 +78,7 @@ def slug(*texts: str) -> str:
 
 
 def possible(items: Iterable[T], of: Callable[[T], U]) -> tuple[list[U], tuple[str, ...]]:
-    """What can be made of these; and in words what could not, because the database has not what it takes."""
+    """What `of` makes of each item, and a note for each item for which the database lacks something."""
     made, left_out = [], []
     for item in items:
         try:
@@ -197,16 +196,12 @@ def _axis(axis: Axis, largest: float) -> Json:
 
 def _layout(panel: Panel) -> Json:
     """The height is without the legend below the axes: the page makes a figure as much higher as that needs."""
-    below = {"orientation": "h", "x": 0, "xref": "container", "y": 0, "yref": "container", "yanchor": "bottom"}
     return {
         "height": panel.height,
-        "autosize": True,
         "margin": {"l": 64, "r": 16, "t": 8, "b": 52},
-        "paper_bgcolor": CLEAR,
-        "plot_bgcolor": CLEAR,
         "hovermode": "closest",
         "showlegend": any(trace.label for trace in panel.traces),
-        "legend": {**below, "bgcolor": CLEAR},
+        "legend": {"orientation": "h", "x": 0, "xref": "container", "y": 0, "yref": "container", "yanchor": "bottom"},
         "xaxis": _axis(panel.x, max((x for trace in panel.traces for x in trace.x), default=0)),
         "yaxis": _axis(panel.y, max((y for trace in panel.traces for y in trace.y), default=0)),
     }

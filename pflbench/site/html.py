@@ -88,11 +88,7 @@ def _script_json(value: Any) -> Markup:
 
 def _code(text: str) -> Markup:
     """A sentence with its commands in <code>: text in backticks, and a command after a colon."""
-    marked, at = Markup(), 0
-    for found in _COMMAND.finditer(text):
-        marked += escape(text[at : found.start()]) + Markup("<code>{}</code>").format(found[1] or found[2])
-        at = found.end()
-    return marked + escape(text[at:])
+    return Markup(_COMMAND.sub(lambda found: f"<code>{found[1] or found[2]}</code>", escape(text)))
 
 
 @cache

@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from sqlalchemy import Engine
-from support.observed import NAN, PATHOLOGICAL, add, pathological
+from support.observed import NAN, PATHOLOGICAL, XI, add, pathological
 from support.pages import PAGES, contrast, only
 
 from pflbench.errors import UserError
 from pflbench.report.figures import attention
 from pflbench.report.traces import GREY
 from pflbench.store.partitions import PartitionRecord
-
-XI = [[0.5, 0.1, 0.3, 0.1], [0.0, 1.0, 0.0, 0.0], [6.0, 0.0, -9.0, 2.0], [0.1, 0.7, 0.0, 0.2]]
 
 
 def test_the_attention_matrix_is_drawn_in_the_order_of_the_groups(engine: Engine) -> None:
@@ -28,6 +26,7 @@ def test_the_attention_matrix_is_drawn_in_the_order_of_the_groups(engine: Engine
     expected = np.array([[NAN, 0.3, 0.1, 0.1], [6, NAN, 2, 0], [0.1, 0, NAN, 0.7], [0, 0, 0, NAN]])
     np.testing.assert_allclose(np.ma.filled(ax.images[0].get_array(), NAN), expected, atol=1e-300)
     assert ax.images[0].get_clim() == (0.1, 6)
+    assert ax.images[0].colorbar.extend == "min"
     own = (0.6 + 0.75 + 0.875) / 3  # client 1 attends to nobody
     # The weights' sums are 0.5, 0, 8 and 0.8. Clients 1 and 3 go together first, then 0 and 2: these are the groups.
     assert f"weight on others 0.65, on own group {100 * own:.0f} % (by chance 33 %), ARI 1.00" in drawing.caption
@@ -51,6 +50,8 @@ def test_negative_weights_are_drawn_about_zero(engine: Engine) -> None:
     (image,) = attention.plot(engine).figure.axes[0].images
     assert np.nanmin(image.get_array()) == pytest.approx(-0.1)
     assert image.get_clim() == (-1, 1)
+    assert image.colorbar.extend == "neither", "nothing is below the scale, which begins with negative weights"
+    assert [text.get_text() for text in image.colorbar.ax.get_yticklabels()] == ["-1", "-0.1", "0", "0.1", "1"]
     assert float(image.norm(0.0)) == pytest.approx(0.5)
     assert 0.5 - float(image.norm(-0.1)) == pytest.approx(float(image.norm(0.1)) - 0.5)
 
@@ -111,11 +112,12 @@ def test_on_a_page_the_matrix_is_in_the_order_of_the_groups(engine: Engine) -> N
     assert [[told[2] for told in row] for row in matrix["customdata"]] == weights
     assert [[told[3] for told in row] for row in matrix["customdata"]] == shares
     assert matrix["customdata"][1] == [[2, 0, 6, 75], [2, 2, None, None], [2, 3, 2, 25], [2, 1, 0, 0]]
-    logarithms = [[pytest.approx(np.log10(weight), rel=1e-5) if weight else None for weight in row] for row in weights]
-    assert matrix["z"] == logarithms
-    assert (matrix["zmin"], matrix["zmax"]) == (-1, pytest.approx(np.log10(6)))
+    decades = np.log10(60)  # from 0.1 to 6
+    places = [[pytest.approx(np.log10(10 * of) / decades, abs=1e-5) if of else None for of in row] for row in weights]
+    assert matrix["z"] == places
+    assert (matrix["zmin"], matrix["zmax"]) == (0, 1)
     bar = matrix["colorbar"]
-    assert dict(zip(bar["ticktext"], bar["tickvals"], strict=True)) == {"10<sup>-1</sup>": -1, "1": 0}
+    assert dict(zip(bar["ticktext"], bar["tickvals"], strict=True)) == {"0.1": 0, "1": pytest.approx(1 / decades, rel=1e-5)}
     assert none["z"] == [[1 if weight is None else None for weight in row] for row in weights]
     assert below["z"] == [[1 if weight == 0 else None for weight in row] for row in weights]
     assert "annotations" not in one.spec["layout"] or one.spec["layout"]["annotations"] == []
@@ -132,8 +134,7 @@ def test_on_a_page_weights_that_move_nothing_have_no_colour_of_the_scale(engine:
     _, below, matrix, *_ = one.spec["data"]
     assert {cell for row in matrix["z"] for cell in row} == {None}
     assert sum(cell == 1 for row in below["z"] for cell in row) == 12
-    assert (matrix["zmin"], matrix["zmax"]) == (-6, 0)
-    assert matrix["colorbar"]["ticktext"] == [*(f"10<sup>{k}</sup>" for k in range(-6, 0)), "1"]
+    assert matrix["colorbar"]["ticktext"] == ["1e-06", "1e-05", "0.0001", "0.001", "0.01", "0.1", "1"]
     (word,) = one.spec["layout"]["annotations"]
     assert word["text"] == "all weights on others<br>below 1e-100"
     assert contrast(word["font"]["color"], to_rgb(word["bgcolor"])) > 7
@@ -153,8 +154,9 @@ def test_on_a_page_weights_with_a_sign_have_a_scale_to_both_sides(engine: Engine
     }
     at = dict(zip(matrix["colorbar"]["ticktext"], matrix["colorbar"]["tickvals"], strict=True))
     assert drawn[0] is drawn[1e-9] is drawn[None] is None
-    assert (drawn[-0.01], drawn[0.01], drawn[10], drawn[-10]) == (-0.5, 0.5, 3.5, -3.5)
-    assert at == {"-10<sup>1</sup>": -3.5, "-1": -2.5, "-10<sup>-1</sup>": -1.5, "-10<sup>-2</sup>": -0.5, "0": 0} | {
-        "10<sup>-2</sup>": 0.5, "10<sup>-1</sup>": 1.5, "1": 2.5, "10<sup>1</sup>": 3.5
-    }  # fmt: skip
-    assert (matrix["zmin"], matrix["zmax"]) == (-3.5, 3.5)
+    assert list(at) == ["-10", "-1", "-0.1", "-0.01", "0", "0.01", "0.1", "1", "10"]
+    assert (at["-10"], at["0"], at["10"], drawn[-10], drawn[10]) == (0, 0.5, 1, 0, 1)
+    assert np.diff(list(at.values())) == pytest.approx(
+        [at["10"] - at["1"]] * 3 + [0.5 - at["-0.01"]] * 2 + [at["10"] - at["1"]] * 3
+    )
+    assert (drawn[-0.01], drawn[0.01], drawn[0.1]) == (at["-0.01"], at["0.01"], at["0.1"])

@@ -178,15 +178,17 @@ def test_on_a_page_ranks_are_those_of_scipy(engine: Engine) -> None:
         name: pytest.approx(rank, rel=1e-5) for name, rank in zip(("Ditto", "FedAvg", "Local"), expected, strict=True)
     }
     assert list(drawn) == ["Ditto", "Local", "FedAvg"]
-    assert not any("error_x" in point for point in one.spec["data"]), "Friedman's test finds no difference among these"
+    assert {point["mode"] for point in one.spec["data"]} == {"markers"}, "Friedman's test finds no difference among these"
 
 
 def test_on_a_page_bars_are_half_the_critical_difference(engine: Engine) -> None:
     fill(engine, np.array([[0.5] * 6, [0.7] * 6, [0.6] * 6]), ("fedavg", "ditto", "local"))
     one = only("ranks", engine)
-    bars, *points = one.spec["data"]
+    bars, points = one.spec["data"][:3], one.spec["data"][3:]
     assert [point["x"] for point in points] == [[1], [2], [3]]  # in all of six settings
     assert points[0]["hovertemplate"].startswith("<b>Ditto")
     # Demsar (2006), Table 5: q of three methods at 0.05 is 2.343.
-    assert bars["error_x"]["value"] == pytest.approx(2.343 * (3 * 4 / (6 * 6)) ** 0.5 / 2, rel=1e-3)
+    half = 2.343 * (3 * 4 / (6 * 6)) ** 0.5 / 2
+    assert [bar["x"] for bar in bars] == [pytest.approx([rank - half, rank + half], rel=1e-3) for rank in (1, 2, 3)]
+    assert [bar["y"] for bar in bars] == [[0, 0], [1, 1], [2, 2]]
     assert "methods whose bars do not meet differ" in one.caption

@@ -6,15 +6,12 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine
 from support.report_database import add_run, spec
-from support.store_samples import write_round
-from support.swept import SENT, add_clients, clients, sent
+from support.swept import SENT, clients, sent
 
 from pflbench.errors import UserError
-from pflbench.report import looks
 from pflbench.report.figures import elastic, fairness, heterogeneity, overhead, scalability
 from pflbench.report.selection import Filters
 from pflbench.report.statistics import worst_tenth
-from pflbench.store.write import RoundRecord
 
 
 def test_the_front_is_that_found_by_hand() -> None:
@@ -89,29 +86,6 @@ def test_without_two_numbers_of_clients_the_command_is_named(engine: Engine) -> 
         heterogeneity.plot(engine)
 
 
-def test_elastic_is_around_one_setting_and_on_the_central_test_set(engine: Engine) -> None:
-    """The clients' accuracy is 0.9 everywhere: it must not be drawn. Where everybody joins, the specification says "all"."""
-    held = {"scheme": "pathological", "clients": 20, "central_test": True}
-    accuracies = {(2, 0.5, 1): 0.3, (5, 0.5, 1): 0.4, (2, 1.0, 1): 0.5, (2, 0.5, 3): 0.6, (5, 1.0, 3): 0.99}
-    for (classes, ratio, epochs), accuracy in accuracies.items():
-        for method, more in (("fedavg", 0.0), ("elastic", 0.005)):
-            of = {"partition": {**held, "classes_per_client": classes}, "join_ratio": ratio, "local_epochs": epochs}
-            run = add_run(engine, spec(method, **of), [])
-            for t, value in enumerate((0.1, accuracy + more)):
-                write_round(engine, run, RoundRecord(round=t, accuracy=0.9, series={"central": (value, 1.0)}))
-    drawing = elastic.plot(engine)
-    drawn = [[line.get_xydata().tolist() for line in ax.lines] for ax in drawing.figure.axes]
-    fedavg = [[[2, 30], [5, 40]], [[0.5, 30], [1, 50]], [[1, 30], [3, 60]]]
-    for panel, expected in zip(drawn, fedavg, strict=True):
-        np.testing.assert_allclose(panel, [expected, [[x, y + 0.5] for x, y in expected]])
-    assert [ax.get_xlabel() for ax in drawing.figure.axes] == [
-        "Classes per client, log scale", "Join ratio, log scale", "Local epochs, log scale",
-    ]  # fmt: skip
-    assert "central test set" in drawing.caption
-    assert "classes per client 2, join ratio 0.5, local epochs 1" in drawing.caption
-    assert drawing.runs == tuple(range(1, 9))
-
-
 def test_elastic_without_runs_of_it_names_the_command(engine: Engine) -> None:
     for epochs in (1, 5):
         add_run(engine, spec("fedavg", local_epochs=epochs), [0.1, 0.9])
@@ -130,23 +104,6 @@ def test_the_longest_sweep_comes_first(engine: Engine) -> None:
         ("Cifar10, Dir(0.1)", (10, 20, 50)),
         ("MNIST, Dir(0.1)", (10, 20)),
     ]
-
-
-def test_fairness_is_of_the_best_round_by_client(engine: Engine) -> None:
-    twenty = [10, 9, 8, 7, 6, 5, 4, 3, 2, 1] * 2
-    add_clients(engine, "fedavg", 0, twenty)
-    add_clients(engine, "fedavg", 1, [10] * 20)
-    add_clients(engine, "ditto", 0, [8] * 20)
-    drawing = fairness.plot(engine)
-    (ax,) = drawing.figure.axes
-    quartiles, each, low, median = ax.lines[:4]
-    assert sorted(each.get_xdata()) == sorted([10.0 * k for k in twenty] + [100.0] * 20)
-    assert low.get_xydata()[0].tolist() == [(10 + 100) / 2, 0]  # of 20 clients the worst two: 10 % each
-    assert median.get_xdata()[0] == pytest.approx((55 + 100) / 2)
-    np.testing.assert_allclose(quartiles.get_xdata(), np.percentile(each.get_xdata(), [25, 75]))
-    assert median.get_color() == looks.of("fedavg").colour
-    assert [text.get_text() for text in ax.get_yticklabels()] == ["FedAvg", "Ditto"]
-    assert drawing.runs == (1, 2, 3)
 
 
 def test_the_worst_tenth_is_at_least_one_client() -> None:

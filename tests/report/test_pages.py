@@ -17,7 +17,7 @@ import plotly.graph_objects as go
 import pytest
 from matplotlib.quiver import Quiver
 from sqlalchemy import Engine
-from support.observed import PATHOLOGICAL, add, pathological
+from support.observed import PATHOLOGICAL, XI, add, pathological
 from support.pages import PAGES, contrast, only, traces
 from support.raw_sql import sql
 from support.report_database import add_partition, add_run, spec
@@ -36,7 +36,6 @@ from pflbench.report.web import Interactive
 from pflbench.store import database as db
 
 EVERYWHERE = ("fedavg", "ditto", "local")  # in all settings, which ranks need
-XI = [[0.5, 0.1, 0.3, 0.1], [0.0, 1.0, 0.0, 0.0], [6.0, 0.0, -9.0, 2.0], [0.1, 0.7, 0.0, 0.2]]
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +90,7 @@ def test_specs_are_plain_json_that_plotly_takes(full: Engine, name: str) -> None
         go.Figure(one.spec)
         layout = one.spec["layout"]
         assert {"width", "title", "font", "template"}.isdisjoint(layout)
-        assert layout["paper_bgcolor"] == layout["plot_bgcolor"] == "rgba(0,0,0,0)"
-        assert "color" not in json.dumps([layout["xaxis"], layout["yaxis"], layout["legend"]]).replace("bgcolor", "")
+        assert "color" not in json.dumps([layout["xaxis"], layout["yaxis"], layout["legend"]])
         for trace in one.spec["data"]:
             assert trace.get("hoverinfo") == "skip" or "hovertemplate" in trace
         assert one.title

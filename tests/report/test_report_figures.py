@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
+from PIL import Image
 from sqlalchemy import Engine
 from support.command import ROOT
 from support.report_database import add_partition, add_run, spec
@@ -133,15 +134,15 @@ def test_the_suffix_decides_the_format(engine: Engine, tmp_path: Path, suffix: s
     assert path.read_bytes() == first  # the same runs, the same file
 
 
-def test_png_is_made_for_print(engine: Engine, tmp_path: Path) -> None:
-    from PIL import Image
-
+def test_png_is_made_for_print_and_its_caption_stands_beside_it(engine: Engine, tmp_path: Path) -> None:
     drawing = curves.plot(engine)
-    drawing.save(tmp_path / "figure.png")
+    drawing.save(tmp_path / "figure.png", "Made by a test.")
+    lines = (tmp_path / "figure.caption.txt").read_text().splitlines()
+    assert lines == [drawing.caption, drawing.protocol, *drawing.notes, "Made by a test."]
     with Image.open(tmp_path / "figure.png") as image:
         assert image.size[0] == round(3.3 * 300)
         assert image.info["dpi"] == (pytest.approx(300, abs=0.1),) * 2
-        assert image.info["Description"] == drawing.caption
+        assert image.info["Description"] == f"{drawing.caption} Made by a test."
 
 
 def test_a_figure_that_cannot_be_written_is_a_user_error(engine: Engine, tmp_path: Path) -> None:

@@ -192,8 +192,6 @@ def test_a_run_has_a_page_with_its_numbers(stored: Engine, whole: tuple[Page, st
 
 
 def test_clients_and_arrays_of_a_run(engine: Engine) -> None:
-    import numpy as np
-
     counts = {
         "clients": np.array([0, 2]),
         "correct": np.array([3, 4]),

@@ -14,12 +14,9 @@ from pflbench.store.partitions import PartitionRecord
 from pflbench.store.write import RoundRecord
 
 NAN = np.nan
-
-
 THREE = {"scheme": "dirichlet", "beta": 0.1, "clients": 3}
-
-
 PATHOLOGICAL = {"scheme": "pathological", "classes_per_client": 2, "clients": 4}
+XI = [[0.5, 0.1, 0.3, 0.1], [0.0, 1.0, 0.0, 0.0], [6.0, 0.0, -9.0, 2.0], [0.1, 0.7, 0.0, 0.2]]  # of FedAMP's four clients
 
 
 def add(

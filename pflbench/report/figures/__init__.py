@@ -5,9 +5,9 @@ Both give the same panels of traces, the one to `report.render`, the other to `r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import count
 
 from sqlalchemy import Engine
 
@@ -32,8 +32,7 @@ def pages(name: str, engine: Engine, filters: Filters = Filters(), most: int | N
 
 def _distinct(made: Iterable[Interactive]) -> Iterator[Interactive]:
     """Titles that differ only in a sign give the same slug."""
-    seen: set[str] = set()
+    seen: Counter[str] = Counter()
     for one in made:
-        free = next(id for k in count(1) if (id := one.id if k == 1 else f"{one.id}-{k}") not in seen)
-        seen.add(free)
-        yield replace(one, id=free)
+        seen[one.id] += 1
+        yield one if seen[one.id] == 1 else replace(one, id=f"{one.id}-{seen[one.id]}")

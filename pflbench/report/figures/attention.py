@@ -24,6 +24,7 @@ from pflbench.store.partitions import PartitionRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
 
 Matrix = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
@@ -33,7 +34,6 @@ DIAGONAL = "#bbbbbb"
 HEIGHT = 520  # on a page, pixels
 TICKS = 10
 BELOW = "#dddddd"  # on a page, what is less than the scale has
-SEEN = 0.5  # decades: from 0 to the least weight that is told from it, where weights have a sign
 FLOOR = 1e-6  # of a weight: with less, nobody gets anything of another's model
 
 
@@ -200,23 +200,18 @@ def _panel(of: Attention) -> Panel:
 
 def _draw_matrix(weights: Matrix, ax: Axes) -> None:
     from matplotlib import colormaps
-    from matplotlib.colors import LogNorm, Normalize, SymLogNorm
 
-    drawn = np.ma.masked_invalid(weights)
-    low, high = scale(weights)
-    norm: Normalize
-    if (drawn < 0).any():
-        colours, norm = colormaps["PuOr_r"], SymLogNorm(low, linscale=0.5, vmin=-high, vmax=high)
+    norm, low, ticks = scale(weights)
+    if signed := ticks[0] < 0:
+        drawn, colours = weights, colormaps["PuOr_r"]
     else:
-        # The more, the darker: what is below the scale is white.
-        colours, norm = colormaps["viridis_r"].with_extremes(under="white"), LogNorm(low, high, clip=False)
-        drawn = np.ma.array(np.maximum(drawn.data, np.finfo(float).tiny), mask=drawn.mask)  # a logarithm has no 0
-    image = ax.imshow(drawn, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
+        # The more, the darker: what is below the scale is white. A logarithm has no 0.
+        drawn, colours = np.maximum(weights, np.finfo(float).tiny), colormaps["viridis_r"].with_extremes(under="white")
+    image = ax.imshow(np.ma.masked_invalid(drawn), cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
     ax.set_facecolor(DIAGONAL)
-    bar = ax.figure.colorbar(image, cax=ax.inset_axes((1.03, 0, 0.035, 1)), extend="min" if (drawn < low).any() else "neither")
-    if (drawn >= 0).all():
-        ticks = [10.0**k for k in powers(low, high)]
-        bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+    below = "min" if not signed and (weights < low).any() else "neither"
+    bar = ax.figure.colorbar(image, cax=ax.inset_axes((1.03, 0, 0.035, 1)), extend=below)
+    bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
     bar.set_label("Weight on the other's model", size=small(), labelpad=1)
     bar.ax.tick_params(labelsize=small(), pad=1)
     bar.ax.tick_params(which="minor", length=0)
@@ -224,21 +219,22 @@ def _draw_matrix(weights: Matrix, ax: Axes) -> None:
         ax.text(0.5, 0.5, said, transform=ax.transAxes, ha="center", va="center", bbox={"facecolor": "white", "linewidth": 0.5})
 
 
-def scale(weights: Matrix) -> tuple[float, float]:
-    """The sizes between which weights are told apart, by their logarithm.
+def scale(weights: Matrix) -> tuple[Normalize, float, list[float]]:
+    """The logarithmic scale of the colours, the smallest size that it tells from 0, and its ticks: 0 and powers of ten.
 
-    From the smallest above FLOOR to the largest, 1 at least: little has the colour of little, even where nobody has more.
+    From the smallest size above FLOOR to the largest, 1 at least: little has the colour of little, even where nobody has more.
+    Weights with a sign have it to both sides of 0.
     """
+    from matplotlib.colors import LogNorm, SymLogNorm
+
     sizes = np.abs(weights[np.isfinite(weights)])
     high = max(1.0, sizes.max(initial=0))
     seen = sizes[sizes >= FLOOR]
-    low = 10.0 ** math.floor(math.log10(seen.min())) if len(seen) else FLOOR
-    return min(low, high / 10), high
-
-
-def powers(low: float, high: float) -> range:
-    """The powers of ten on the scale."""
-    return range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
+    low = min(10.0 ** math.floor(math.log10(seen.min())) if len(seen) else FLOOR, high / 10)
+    ticks = [10.0**k for k in range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)]
+    if (weights < 0).any():
+        return SymLogNorm(low, linscale=0.5, vmin=-high, vmax=high), low, [*(-tick for tick in reversed(ticks)), 0.0, *ticks]
+    return LogNorm(low, high), low, ticks
 
 
 def nothing(weights: Matrix) -> str | None:
@@ -264,9 +260,9 @@ def _page(of: Attention, notes: tuple[str, ...]) -> Interactive:
 
 
 def _matrix(of: Attention) -> list[Json]:
-    """Weights on a logarithmic scale; weights below the scale, and missing ones, in plain colours."""
+    """Weights by their place on the scale; weights below the scale, and missing ones, in plain colours."""
     weights, shares = of.weights, 100 * of.shares
-    low, high = scale(weights)
+    norm, low, ticks = scale(weights)
     told = [
         [[i, j, *web.numbers([weights[row, column], shares[row, column]])] for column, j in enumerate(of.clients)]
         for row, i in enumerate(of.clients)
@@ -278,24 +274,17 @@ def _matrix(of: Attention) -> list[Json]:
             f"others<br>round {of.round}, run {of.seen.run.id}<extra></extra>"
         ),
     }
-    there = np.abs(weights) >= low
-    signed = bool((weights < 0).any())
-    shift = SEEN - math.log10(low) if signed else 0.0  # with a sign, 0 is in the middle of the scale
-    most = math.log10(high) + shift
-    ticks = {f"10<sup>{k}</sup>" if k else "1": k + shift for k in powers(low, high)}
-    if signed:
-        ticks = {f"-{name}": -at for name, at in reversed(ticks.items())} | {"0": 0.0} | ticks
-    decades = np.log10(np.abs(weights), where=there, out=np.full_like(weights, np.nan))
+    signed, there = ticks[0] < 0, np.abs(weights) >= low
     return [
         _plain(np.isnan(weights), GREY) | {"hoverinfo": "skip"},
         _plain(~there & np.isfinite(weights), BELOW) | hover,
         {
             "type": "heatmap",
-            "z": [web.numbers(row) for row in np.sign(weights) * (decades + shift)],
+            "z": [web.numbers(row) for row in np.where(there, norm(np.where(there, weights, 1)), np.nan)],
             "colorscale": "RdBu" if signed else "Viridis",
             "reversescale": not signed,  # the more, the darker, as in print
-            "zmin": -most if signed else math.log10(low),
-            "zmax": most,
+            "zmin": 0,
+            "zmax": 1,
             "hoverongaps": False,
             "colorbar": {
                 "title": {"text": "Weight on the other's model", "side": "top"},
@@ -303,8 +292,8 @@ def _matrix(of: Attention) -> list[Json]:
                 "y": 1.01,
                 "yanchor": "bottom",
                 "thickness": 12,
-                "tickvals": web.numbers(ticks.values()),
-                "ticktext": list(ticks),
+                "tickvals": web.numbers(np.asarray(norm(ticks))),
+                "ticktext": [f"{tick:g}" for tick in ticks],
             },
             **hover,
         },

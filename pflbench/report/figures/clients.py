@@ -11,12 +11,12 @@ from sqlalchemy import Engine
 
 from pflbench.errors import NothingYet
 from pflbench.report import baselines, labels, render, selection, style, web
-from pflbench.report.arrangement import OTHERS, Arranged, Row, best_in_colour, busiest, titles
+from pflbench.report.arrangement import Arranged, Row, busiest
 from pflbench.report.looks import OTHER, Look
 from pflbench.report.selection import Filters
 from pflbench.report.statistics import differences
 from pflbench.report.tables.clients import AGAINST, ClientRuns, base_of, clients_of
-from pflbench.report.traces import Axis, Panel, Trace, lettered, not_drawn, of_runs
+from pflbench.report.traces import Axis, Panel, Trace, lettered, of_runs
 from pflbench.report.web import Interactive
 from pflbench.store.runs import RoundRule
 
@@ -45,22 +45,10 @@ def plot(
     """
     rule = selection.parse(round_rule) if isinstance(round_rule, str) else round_rule
     compared = compare(engine, filters, rule, against)
-    chosen = busiest(compared.found, style.PANELS_CHOSEN if filters.datasets or filters.partitions else style.PANELS_UNASKED)
-    found, colours = best_in_colour(compared.found, chosen, filters.methods)
+    found, chosen, colours = render.chosen_settings(compared.found, filters)
     drawn = [panel(replace(compared, found=found), j) for j in chosen]
-    columns = 1 if len(drawn) == 1 else 2 if len(drawn) in (2, 4) else 3
-    return render.drawing(
-        drawn,
-        titles([found.settings[j] for j in chosen]),
-        caption(drawn, compared, chosen, rule) + (f"{colours} The axis has the range of those in colour." if colours else ""),
-        (*found.notes, *not_drawn(found, len(drawn))),
-        columns=columns,
-        height=1.75 if columns < 3 else 1.4,
-        order=[
-            *dict.fromkeys(zero(compared.bases[j]) for j in chosen),
-            *(row.label for row in found.rows if row.label != OTHERS),
-        ],
-    )
+    said = caption(drawn, compared, chosen, rule) + (f"{colours} The axis has the range of those in colour." if colours else "")
+    return render.of_settings(found, drawn, said, first=[*dict.fromkeys(zero(compared.bases[j]) for j in chosen)])
 
 
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:

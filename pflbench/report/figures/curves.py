@@ -14,11 +14,11 @@ from sqlalchemy import Engine
 from pflbench.errors import UserError, unknown
 from pflbench.report import labels, render, style, web
 from pflbench.report import references as pfllib
-from pflbench.report.arrangement import OTHERS, Arranged, Row, SharedSetting, best_in_colour, busiest, titles
+from pflbench.report.arrangement import Arranged, Row, busiest
 from pflbench.report.looks import OTHER
 from pflbench.report.references import ReferenceLine
 from pflbench.report.selection import BEST, Filters, measured
-from pflbench.report.traces import Axis, Panel, Trace, lettered, not_drawn, of_runs
+from pflbench.report.traces import Axis, Panel, Trace, lettered, of_runs
 from pflbench.report.web import Interactive
 from pflbench.store import measures, rounds
 from pflbench.store.rounds import Curve
@@ -62,23 +62,18 @@ def plot(
     # Without a limit: of runs that measured what they spent.
     rule = BEST if over == "rounds" else RoundRule(at=Budget(over, math.inf))
     found = filters.select(engine, rule) if metric is None else measured(engine, filters, metric)
-    chosen = busiest(found, style.PANELS_CHOSEN if filters.datasets or filters.partitions else style.PANELS_UNASKED)
-    found, colours = best_in_colour(found, chosen, filters.methods)
-    shown = [found.settings[j] for j in chosen]
-    known = pfllib.lines(engine, {_dataset(one) for one in shown}, filters.methods) if references else {}
-    each = (panel(engine, found, j, over, band, known.get(_dataset(found.settings[j]), ()), metric=metric) for j in chosen)
-    drawn = _in_one_unit(list(each))
-    dashed = [line for dataset in dict.fromkeys(map(_dataset, shown)) for line in known.get(dataset, ())]
-    columns = 1 if len(drawn) == 1 else 2 if len(drawn) in (2, 4) else 3
-    return render.drawing(
-        drawn,
-        titles(shown),
-        f"{caption(found, chosen, over, band, metric)}{colours}{' ' if dashed else ''}{pfllib.caption(dashed) if dashed else ''}",
-        (*found.notes, *not_drawn(found, len(drawn))),
-        columns=columns,
-        height=1.75 if columns < 3 else 1.4,
-        order=[row.label for row in found.rows if row.label != OTHERS],
-    )
+    found, chosen, colours = render.chosen_settings(found, filters)
+    datasets = [labels.dataset_label(found.settings[j].spec) for j in chosen]
+    known = pfllib.lines(engine, set(datasets), filters.methods) if references else {}
+    drawn = [
+        panel(engine, found, j, over, band, known.get(dataset, ()), metric=metric)
+        for j, dataset in zip(chosen, datasets, strict=True)
+    ]
+    dashed = [line for dataset in dict.fromkeys(datasets) for line in known.get(dataset, ())]
+    said = caption(found, chosen, over, band, metric) + colours
+    if dashed:
+        said += f" {pfllib.caption(dashed)}"
+    return render.of_settings(found, _in_one_unit(drawn), said)
 
 
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
@@ -88,10 +83,6 @@ def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Inte
         web.figure("curves", panel(engine, found, j, seconds=True), caption(found, [j], "rounds", "minmax"), found.notes)
         for j in busiest(found, most)
     ]
-
-
-def _dataset(setting: SharedSetting) -> str:
-    return labels.dataset_label(setting.spec)
 
 
 def panel(
@@ -180,8 +171,11 @@ def _measured(metric: str | None) -> str:
 
 
 def caption(found: Arranged, columns: Sequence[int], over: Measure, band: Band, metric: str | None = None) -> str:
+    return f"Test {_measured(metric)}, pooled over clients, over {OVER[over][0]}: {settings_and_runs(found, columns, band)}"
+
+
+def settings_and_runs(found: Arranged, columns: Sequence[int], band: Band = "minmax") -> str:
+    """The end of a caption: the settings, how many runs they have, and what lines and bands are."""
     counts = {len(cell) for (_, j), cell in found.cells.items() if j in columns}
     shaded = f" Lines: mean; bands: {BANDS[band]} over the runs." if max(counts) > 1 else ""
-    settings = lettered([found.settings[j].title for j in columns])
-    runs = f"{labels.between(counts, 'run')} per method.{shaded}"
-    return f"Test {_measured(metric)}, pooled over clients, over {OVER[over][0]}: {settings}. {runs}"
+    return f"{lettered([found.settings[j].title for j in columns])}. {labels.between(counts, 'run')} per method.{shaded}"

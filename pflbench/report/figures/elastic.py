@@ -5,6 +5,7 @@ The figure of its poster compares them over these three, but neither its setting
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from pflbench.report.selection import Filters
 from pflbench.report.traces import lettered
 from pflbench.report.web import Interactive
 from pflbench.store.rounds import CENTRAL, by_series
-from pflbench.store.runs import Result, RoundRule, distinct
+from pflbench.store.runs import RoundRule, distinct
 
 METHOD, BASELINE = "elastic", "fedavg"
 COMMAND = "pflbench run -m fedavg -m elastic --local-epochs 1, and again with --local-epochs 5"
@@ -81,25 +82,22 @@ def varied(found: Arranged) -> list[Sweep]:
 
 def around_one(found: Arranged, made: Sequence[Sweep]) -> tuple[int, list[Sweep]]:
     """The setting with the most varied values, preferably with a central test set, and its sweeps."""
-
-    def of(j: int) -> list[Sweep]:
-        return [sweep for sweep in made if j in sweep.columns]
+    around: dict[int, list[Sweep]] = defaultdict(list)
+    for sweep in made:
+        for j in sweep.columns:
+            around[j].append(sweep)
 
     def worth(j: int) -> tuple[int, bool, int, int]:
-        return len(of(j)), _central(found, j), sum(len(sweep.columns) for sweep in of(j)), -j
+        return len(around[j]), _central(found, j), sum(len(sweep.columns) for sweep in around[j]), -j
 
-    centre = max({j for sweep in made for j in sweep.columns}, key=worth)
-    return centre, of(centre)
+    centre = max(around, key=worth)
+    return centre, around[centre]
 
 
 def measure(engine: Engine, found: Arranged) -> Measure:
     """A run's best accuracy on the central test set; without one, its best pooled accuracy."""
     central = {run.id: run for run in by_series(engine, found.runs, CENTRAL, RoundRule("best"))}
-
-    def best(run: Result) -> float | None:
-        return parameter_curve.best(central.get(run.id, run))
-
-    return Measure("Test accuracy (%)", best)
+    return parameter_curve.accuracy(central.get(run.id, run) for run in found.runs)
 
 
 def caption(found: Arranged, drawn: Sequence[Sweep], centre: int) -> str:

@@ -12,11 +12,11 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError
 from pflbench.report import render, style, web
-from pflbench.report.arrangement import Arranged, Row, busiest, titles
+from pflbench.report.arrangement import Arranged, Row, busiest
 from pflbench.report.looks import PLUGGED, Look
 from pflbench.report.selection import Filters
 from pflbench.report.statistics import worst_tenth
-from pflbench.report.traces import GREY, Axis, Panel, Trace, Values, lettered, not_drawn, of_runs
+from pflbench.report.traces import GREY, Axis, Panel, Trace, Values, lettered, of_runs
 from pflbench.report.web import Interactive
 from pflbench.store import rounds
 from pflbench.store.rounds import Clients
@@ -40,15 +40,8 @@ def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
     drawn = [panel(engine, found, j) for j in busiest(found, MOST if filters.datasets or filters.partitions else 1)]
     names = [[*(panel.y.ticks or {}).values()] for panel in drawn]
     lines = 1 + max(name.count("\n") for panel in names for name in panel)
-    return render.drawing(
-        drawn,
-        titles([setting for panel in drawn for setting in panel.settings]),
-        caption(drawn),
-        (*found.notes, *not_drawn(found, len(drawn))),
-        columns=1,
-        height=style.scale() * ((0.06 + 0.11 * lines) * max(map(len, names)) + 0.1),
-        fixed=True,
-    )
+    height = style.scale() * ((0.06 + 0.11 * lines) * max(map(len, names)) + 0.1)
+    return render.of_settings(found, drawn, caption(drawn), columns=1, height=height, fixed=True)
 
 
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:

@@ -11,10 +11,10 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError
 from pflbench.report import labels, render, style, web
-from pflbench.report.arrangement import OTHERS, Arranged, Row, SharedSetting, best_in_colour, busiest, titles
+from pflbench.report.arrangement import Arranged, Row, SharedSetting, busiest
 from pflbench.report.looks import Look
 from pflbench.report.selection import Filters
-from pflbench.report.traces import GREY, Axis, Panel, Trace, lettered, not_drawn, of_costs, of_runs
+from pflbench.report.traces import GREY, Axis, Panel, Trace, lettered, of_costs, of_runs
 from pflbench.report.web import Interactive
 from pflbench.store.rounds import costs
 
@@ -44,21 +44,13 @@ def plot(engine: Engine, filters: Filters = Filters(), *, tolerance: float = TOL
     if not (tolerance >= 0 and math.isfinite(tolerance)):
         raise UserError(f"--tolerance {tolerance:g} is not possible.", "It is in points of accuracy, 0 or more.")
     found = filters.select(engine)
-    chosen = busiest(found, MOST if filters.datasets or filters.partitions else 1)
-    found, colours = best_in_colour(found, chosen, filters.methods)
+    found, chosen, colours = render.chosen_settings(found, filters, MOST, unasked=1)
     drawn = [(found.settings[j], made) for j in chosen if (made := points(engine, found, j, tolerance))]
     if not drawn:
         raise UserError("None of these runs has a trained and evaluated round.", "`pflbench runs list` shows what there is.")
-    return render.drawing(
-        [panel(*one, which) for which in range(len(COSTS)) for one in drawn],
-        titles([setting for setting, _ in drawn]),
-        caption(drawn, tolerance) + colours,
-        (*found.notes, *not_drawn(found, len(drawn))),
-        columns=len(drawn),
-        height=1.5,
-        measures=len(COSTS),
-        order=[row.label for row in found.rows if row.label != OTHERS],
-    )
+    panels = [panel(*one, which) for which in range(len(COSTS)) for one in drawn]
+    said = caption(drawn, tolerance) + colours
+    return render.of_settings(found, panels, said, measures=len(COSTS), columns=len(drawn), height=1.5)
 
 
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:

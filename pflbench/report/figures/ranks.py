@@ -14,6 +14,7 @@ import numpy.typing as npt
 from sqlalchemy import Engine
 
 from pflbench.report import render, style, web
+from pflbench.report.looks import Look
 from pflbench.report.selection import Filters
 from pflbench.report.statistics import LEVEL
 from pflbench.report.style import COLUMN, PAGE
@@ -30,11 +31,6 @@ LEAST = 1.1  # inches that the axis has at least: a wider figure where the names
 ABOVE = 2.2  # lines above the axis, for its numbers and the critical difference
 BAR = 0.7  # lines from a bar to the next one
 NEAR, STACKED = 0.02, 0.4  # of the axis: markers nearer than this cover each other; lines from one to the other below it
-BARS_IN_PRINT = f"Bars join methods between which Nemenyi's test finds no difference at {LEVEL:g}."
-BARS_ON_PAGE = (
-    "Bars: half the critical difference to each side, so that methods whose bars do not meet differ by Nemenyi's test at "
-    f"{LEVEL:g}."
-)
 ROW, AROUND = 30, 100  # on a page, pixels in height: for a method, beside them
 
 
@@ -59,11 +55,12 @@ def plot(engine: Engine, filters: Filters = Filters(), *, round_rule: str = "bes
         settings=tuple(table.settings),
         draw=partial(_diagram, table, order, covered, bars),
     )
+    meaning = f"Bars join methods between which Nemenyi's test finds no difference at {LEVEL:g}."
     beside = LETTER * style.scale() * (len(" (99.99)") + max(len(row.label) for row in table.rows))
     return render.drawing(
         [panel],
         [],
-        " ".join([_caption(table, BARS_IN_PRINT), *table.findings]),
+        " ".join([_caption(table, meaning), *table.findings]),
         table.left_out,
         columns=1,
         height=LINE * style.scale() * (ABOVE + 0.6 - lowest),
@@ -129,18 +126,23 @@ def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Inte
     """One figure. Raises UserError for fewer than three rows or fewer than two settings that all rows have."""
     table = ranks.build(engine, filters)
     order = np.argsort(table.average, kind="stable").tolist()
-    count = len(order)
-    bars = [_bars(table, order)] if table.rejected else []
+    rank, half, look = table.average, table.critical / 2, Look(GREY, "o", 0, 0)
+    bars = [Trace([rank[i] - half, rank[i] + half], [y, y], look, draws="lines", width=1) for y, i in enumerate(order)]
+    points = [_point(table, i, y, best=order[0]) for y, i in enumerate(order)]
     panel = Panel(
         "Average ranks",
         Axis("Average rank (1 is best)"),
-        Axis("", limits=(count - 0.4, -0.6), ticks={y: table.rows[i].label for y, i in enumerate(order)}),
-        [_point(table, i, y, best=order[0]) for y, i in enumerate(order)],
+        Axis("", limits=(len(order) - 0.4, -0.6), ticks={y: table.rows[i].label for y, i in enumerate(order)}),
+        [*bars, *points] if table.rejected else points,
         tuple(run for row in table.runs for run in row),
         tuple(table.settings),
-        height=AROUND + ROW * count,
+        height=AROUND + ROW * len(order),
     )
-    return [web.figure("ranks", panel, _caption(table, BARS_ON_PAGE), table.notes, data=bars)]
+    meaning = (
+        "Bars: half the critical difference to each side, so that methods whose bars do not meet differ by Nemenyi's test "
+        f"at {LEVEL:g}."
+    )
+    return [web.figure("ranks", panel, _caption(table, meaning), table.notes)]
 
 
 def _point(table: Ranks, i: int, y: int, best: int) -> Trace:
@@ -149,17 +151,3 @@ def _point(table: Ranks, i: int, y: int, best: int) -> Trace:
         f"<br>p (Nemenyi) against {web.text(table.rows[best].label)}: {table.nemenyi[i, best]:.3g}<br>{of_runs(table.runs[i])}"
     )
     return Trace([float(table.average[i])], [y], table.rows[i].look, draws="markers", size=5.5, hover=hover)
-
-
-def _bars(table: Ranks, order: list[int]) -> web.Json:
-    """Intervals of half the critical difference on both sides of each method."""
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "x": web.numbers(table.average[order]),
-        "y": list(range(len(order))),
-        "marker": {"size": 1, "color": GREY},
-        "error_x": {"type": "constant", "value": table.critical / 2, "thickness": 2, "width": 0, "color": GREY},
-        "showlegend": False,
-        "hoverinfo": "skip",
-    }

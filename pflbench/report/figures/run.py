@@ -1,6 +1,6 @@
 """The figures on the page of one run: its accuracy, its training loss, its clients and where its time went.
 
-A run without values for a figure does not have it.
+A figure for which a run has no values is left out.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _accuracy(name: str, rounds: Integers, accuracy: Floats, loss: Floats, look:
 
 def _clients(clients: Clients, trained: Integers | None, colour: str) -> Json:
     """Bars by client. trained [N]: training samples of each client."""
-    told = zip(clients.client, clients.correct, clients.total, clients.loss / clients.total, strict=True)
+    rows = zip(clients.client, clients.correct, clients.total, clients.loss / clients.total, strict=True)
     return {
         "type": "bar",
         "x": clients.client.tolist(),
@@ -125,7 +125,7 @@ def _clients(clients: Clients, trained: Integers | None, colour: str) -> Json:
                 *web.numbers([loss]),
                 "" if trained is None else f"<br>{total + trained[client]:,} samples with those to train on",
             ]
-            for client, correct, total, loss in told
+            for client, correct, total, loss in rows
         ],
         "hovertemplate": (
             "client %{x}: %{y:.2f} %<br>%{customdata[0]:,} of %{customdata[1]:,} test samples, mean loss %{customdata[2]:.4f}"

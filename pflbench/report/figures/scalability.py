@@ -7,16 +7,11 @@ from sqlalchemy import Engine
 from pflbench.report.arrangement import Arranged
 from pflbench.report.parameter_curve import Measure, Parameter, ParameterFigure
 from pflbench.store.rounds import costs
-from pflbench.store.runs import Result
 
 
 def _time_per_round(engine: Engine, found: Arranged) -> Measure:
     spent = costs(engine, [run.id for run in found.runs], 0.0)
-
-    def seconds(run: Result) -> float | None:
-        return spent[run.id].seconds_round if run.id in spent else None
-
-    return Measure("Time per round (s)", seconds, from_zero=True)
+    return Measure("Time per round (s)", {run: cost.seconds_round for run, cost in spent.items()}, from_zero=True)
 
 
 FIGURE = ParameterFigure(

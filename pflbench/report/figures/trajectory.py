@@ -6,7 +6,7 @@ Every round goes from the model that local training starts from to the one it en
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -91,9 +91,10 @@ def plot(engine: Engine, filters: Filters = Filters(), *, client: int = CLIENT) 
     surface = stored_surface(engine, found, flat)
     notes = () if surface is not None else ("Without the loss surface: add --surface to compute it, once, and keep it.",)
     title = f"{', '.join(found.seen[0].setting.head[:2])}, client {found.client}"
-    panel = _panel(found, flat, partial(_draw, found, flat, surface))
+    panel = _panel(found, flat)
     # Squares would hide the heads of the arrows.
-    panel = replace(panel, traces=[trace for trace in panel.traces if trace.look.marker != END])
+    traces = [trace for trace in panel.traces if trace.look.marker != END]
+    panel = replace(panel, traces=traces, draw=partial(_draw, found, flat, surface))
     said = caption(found, flat, surface is not None, "an arrow head")
     return render.drawing([panel], [title], said, notes, columns=1, height=2.3)
 
@@ -170,10 +171,10 @@ def stored_surface(engine: Engine, found: Paths, flat: Plane) -> Matrix | None:
     return stored if np.allclose(stored[..., :2], grid, rtol=1e-4, atol=1e-6 * np.abs(grid).max()) else None
 
 
-def levels(surface: Matrix) -> tuple[Matrix, bool]:
+def levels(surface: Matrix) -> Matrix:
     """The loss at the contours, ascending; at equal ratios, as losses differ by orders of magnitude, unless one is 0."""
     low, high = surface[..., 2].min(), surface[..., 2].max()
-    return (np.geomspace(low, high, LEVELS), True) if low > 0 else (np.linspace(low, high, LEVELS), False)
+    return np.geomspace(low, high, LEVELS) if low > 0 else np.linspace(low, high, LEVELS)
 
 
 def caption(found: Paths, flat: Plane, surface: bool, end: str = "a square") -> str:
@@ -202,7 +203,7 @@ def _with_arrows(one: Observed, rounds: Sequence[int]) -> list[int]:
     return sorted({*spread(range(len(rounds)), SHOWN), *([] if start is None else [start])})
 
 
-def _panel(found: Paths, flat: Plane, draw: Callable[[Axes], None] | None = None) -> Panel:
+def _panel(found: Paths, flat: Plane) -> Panel:
     """The paths; thick steps are local training, thin ones what aggregation and local initialisation do after it."""
     first = found.seen[0]
     named = short([one.row for one in found.seen])
@@ -221,7 +222,6 @@ def _panel(found: Paths, flat: Plane, draw: Callable[[Axes], None] | None = None
         found.runs,
         (first.setting,),
         HEIGHT,
-        draw,
     )
 
 
@@ -272,7 +272,7 @@ def _draw(found: Paths, flat: Plane, surface: Matrix | None, ax: Axes) -> None:
 
 def _contours(ax: Axes, surface: Matrix) -> None:
     x, y, loss = np.moveaxis(surface, -1, 0)
-    at, _ = levels(surface)
+    at = levels(surface)
     filled = ax.contourf(x, y, loss, levels=at, cmap="Greys", alpha=0.6)
     ax.contour(x, y, loss, levels=at, colors="#999999", linewidths=0.3)
     bar = ax.figure.colorbar(filled, cax=ax.inset_axes((1.03, 0, 0.035, 1)))
@@ -289,8 +289,8 @@ def _page(engine: Engine, of: tuple[Sequence[Observed], int]) -> Interactive:
     if surface is None:
         said = "Without the loss surface: `pflbench plot trajectory --surface` computes it, once, and keeps it."
     else:
-        at, logarithmic = levels(surface)
-        apart = f"{at[1] / at[0]:.3g} times" if logarithmic else f"{at[1] - at[0]:.3g} more than"
+        at = levels(surface)
+        apart = f"{at[1] / at[0]:.3g} times" if at[0] > 0 else f"{at[1] - at[0]:.3g} more than"
         said = f"Contours: loss from {at[0]:.3g} to {at[-1]:.3g}, each {apart} the one before."
     return web.figure(
         "trajectory",
@@ -304,22 +304,18 @@ def _page(engine: Engine, of: tuple[Sequence[Observed], int]) -> Interactive:
 
 def _labels(one: Observed, rounds: Sequence[int], at: Matrix) -> list[Json]:
     """The first and the last round, and where ALA begins, if that is in between."""
-    said = [(str(rounds[0]), at[0, 0], 8, -8), (str(rounds[-1]), at[-1, 1], 8, -8)]
+    said = [(str(rounds[0]), *at[0, 0], 8, -8), (str(rounds[-1]), *at[-1, 1], 8, -8)]
     if begins := _start_of_ala(one, rounds):
-        said.append((f"ALA from round {rounds[begins]}", at[begins, 0], 60, -40))
+        said.append((f"ALA from round {rounds[begins]}", *at[begins, 0], 60, -40))
     look = {"arrowcolor": GREY, "arrowwidth": 1, "arrowhead": 0}
-    return [
-        {"x": x, "y": y, "text": text, "ax": right, "ay": down, **look}
-        for text, where, right, down in said
-        for x, y in [web.numbers(where)]
-    ]
+    return [{"x": float(x), "y": float(y), "text": text, "ax": right, "ay": down, **look} for text, x, y, right, down in said]
 
 
 def _surface(surface: Matrix) -> Json:
     """Without a colour bar: Plotly's has no room for colours that let the page through."""
     loss = surface[..., 2]
-    at, logarithmic = levels(surface)
-    z, contours = (np.log10(loss), np.log10(at)) if logarithmic else (loss, at)
+    at = levels(surface)
+    z, contours = (np.log10(loss), np.log10(at)) if at[0] > 0 else (loss, at)
     return {
         "type": "contour",
         "x": web.numbers(surface[0, :, 0]),

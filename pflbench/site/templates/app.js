@@ -36,20 +36,15 @@
 
   const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
 
-  function themed(spec) {
+  function themed({ data, layout: given }) {
     const [ink, rule, paper] = ["--ink", "--rule", "--paper"].map(colour);
-    const { data, layout: given } = spec;
     const layout = { ...given, paper_bgcolor: paper, plot_bgcolor: paper, autosize: true, uirevision: "kept" };
     layout.width = before ? PRINTED : undefined;
-    layout.font = { family: getComputedStyle(document.body).fontFamily, size: 13, ...given.font, color: ink };
-    layout.hoverlabel = { ...given.hoverlabel, font: { ...given.hoverlabel?.font, family: layout.font.family } };
-    const axes = new Set(["xaxis", "yaxis", ...Object.keys(given).filter((key) => /^[xy]axis\d*$/.test(key))]);
-    for (const axis of axes) {
-      const title = given[axis]?.title && { ...given[axis].title, font: { size: 14, ...given[axis].title.font } };
-      layout[axis] = { ...given[axis], title, gridcolor: rule, zerolinecolor: rule, linecolor: rule, tickcolor: rule };
-    }
-    for (const control of ["sliders", "updatemenus"]) {
-      if (given[control]) layout[control] = given[control].map((one) => ({ ...one, bgcolor: paper, bordercolor: rule, font: { color: ink } }));
+    layout.font = { family: getComputedStyle(document.body).fontFamily, size: 13, color: ink };
+    layout.hoverlabel = { font: { family: layout.font.family } };
+    for (const axis of ["xaxis", "yaxis"]) {
+      const title = { ...given[axis].title, font: { size: 14 } };
+      layout[axis] = { ...given[axis], title, gridcolor: rule, linecolor: rule, tickcolor: rule };
     }
     return { data, layout };
   }
