@@ -14,7 +14,7 @@ from support.runs import count_reached
 from pflbench.store import runs, sweeps
 from pflbench.store.database import connect, to_url
 
-LONG = "method: [fedavg, local]\ndataset: digits\nclients: 3\nrounds: 200\nseeds: 0-1\n"
+LONG = "method: [fedavg, local]\ndataset: digits\nclients: 3\nrounds: 80\nseeds: 0-1\n"
 SHORT = "method: [fedavg, local]\ndataset: digits\nclients: 3\nrounds: 2\nseeds: 0-1\n"
 
 
