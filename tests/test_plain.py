@@ -95,16 +95,8 @@ def test_a_formula_is_quoted_and_a_number_is_none(text: str) -> None:
 
 def test_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = [
-        "pflbench",
-        "run",
-        "-dnpz:/home/ann/my data/x.npz",
-        "--data-dir=/home/ann/data",
-        "--db",
-        f"{tmp_path}/a/b.db",
-        "-r",
-        "3",
-    ]
+    words = ["pflbench", "run", "-dnpz:/home/ann/my data/x.npz", "--data-dir=/home/ann/data", "--db", f"{tmp_path}/a/b.db"]
+    words += ["-r", "3"]
     assert plain.private_command(words) == "pflbench run -dnpz:.../x.npz --data-dir=.../data --db a/b.db -r 3"
     console.remember(["run", "--db=postgresql://me:my own s3cret@host/pfl"])
     assert console.command_line(whole=True) == "pflbench run '--db=postgresql://me:***@host/pfl'"
@@ -166,19 +158,11 @@ def test_codes_in_a_foreign_database_reach_no_terminal(shell: Shell, tmp_path: P
         connection.execute("UPDATE run SET dataset = ?, message = ?, partition_label = ?", (EVIL, EVIL, EVIL))
         connection.execute("UPDATE run SET spec = json_set(spec, '$.data.name', ?), method = ?", (EVIL, EVIL))
     connection.close()
-    commands = (
-        *(
-            ("runs", "list"),
-            ("runs", "show", "1"),
-            ("runs", "list", "--json"),
-            ("table", "accuracy"),
-            ("runs", "list", "-m", EVIL),
-        ),
-        *(("table", "accuracy", "-f", one) for one in ("markdown", "csv", "latex", "json")),
-        *(("plot", "curves", "-o", f"c.{one}") for one in ("png", "svg")),
-        *(("report", "-o", "r.html"), ("plot", EVIL), (EVIL,), ("runs", "show", EVIL), ("data", "verify", EVIL)),
-    )
-    for command in commands:
+    commands = ["runs list", "runs show 1", "runs list --json", "table accuracy", "report -o r.html"]
+    commands += [f"table accuracy -f {one}" for one in ("markdown", "csv", "latex", "json")]
+    commands += [f"plot curves -o c.{one}" for one in ("png", "svg")]
+    foreign = ("runs list -m", "plot", "", "runs show", "data verify")
+    for command in [*(one.split() for one in commands), *([*one.split(), EVIL] for one in foreign)]:
         done = shell(*command)
         assert not CODES.search(done.out + done.err), command
     assert not CODES.search(warnings.formatwarning(f"Glyph of {EVIL} missing", UserWarning, "text.py", 1))

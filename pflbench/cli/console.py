@@ -76,9 +76,9 @@ def say(*parts: object, sep: str = " ", end: str = "\n", flush: bool = False) ->
     print(printable(sep.join(map(str, parts))), end=end, flush=flush)
 
 
-def message(text: str, style: str | None = None) -> None:
+def message(text: str) -> None:
     """One message to stderr. Square brackets in it are text, not markup."""
-    stderr().print(Text(printable(text), style=style or ""), soft_wrap=True)
+    stderr().print(Text(printable(text)), soft_wrap=True)
 
 
 def error(failure: object) -> None:

@@ -13,7 +13,7 @@ from dataclasses import fields
 from functools import wraps
 from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -147,16 +147,12 @@ def group(panel: str | None = None, **options: tuple[Any, Any]) -> Group:
     }
 
 
-def option(
-    kind: Any, help: str, *flags: str, default: Any = None, words: tuple[str, ...] = (), complete: Any = None, **more: Any
-) -> tuple[Any, Any]:
-    """Annotated type and default of an option. words: the valid ones; complete: gives the names to complete it with.
+def option(kind: Any, help: str, *flags: str, default: Any = None, complete: Any = None, **more: Any) -> tuple[Any, Any]:
+    """Annotated type and default of an option. complete: gives the names to complete it with.
 
     It is called only when the shell asks, since it may import much. Typer keeps the names that begin as what was typed.
     """
-    if words:
-        complete, more = lambda: words, {"metavar": "|".join(words), **more}
-    elif complete:
+    if complete:
         more = {"metavar": "NAME", **more}
     kind = kind | None if default is None else kind
     return Annotated[kind, typer.Option(*flags, help=help, autocompletion=complete, **more)], default
@@ -244,7 +240,7 @@ PARTITION = group(
         "dirichlet, pathological, natural: fewest samples of a client. Default: 40, or half an equal share if that is less; "
         "dirichlet: what draws can reach of it; natural: 2.",
     ),
-    iid_shares=option(str, "iid: equal shares, or PFLlib's unequal ones. Default: equal.", words=("equal", "reference")),
+    iid_shares=option(Literal["equal", "reference"], "iid: equal shares, or PFLlib's unequal ones. Default: equal."),
     groups=option(int, "groups: number of groups of clients. Default: 5."),
     dominant_share=option(float, "groups: share of a client's samples from its group's classes. Default: 0.8."),
     group_sizes=option(str, "groups: samples per client of each group. Default: equal.", metavar="N,N,..."),
@@ -265,41 +261,33 @@ TRAINING = group(
     join_ratio=option(float, "Share of the clients that join a round. Default: 1."),
     eval_every=option(int, "Evaluate every so many rounds. Default: 1."),
     evaluate=option(
-        str,
+        Literal["participants", "all"],
         "Which clients to evaluate when --join-ratio is below 1; all: also those outside the cohort, as if they had joined. "
         "Default: participants.",
-        words=("participants", "all"),
     ),
     drop_last=option(
-        str,
+        Literal["auto", "always", "never"],
         "Drop a client's last partial batch; auto keeps it if it is the only one. Default: auto.",
-        words=("auto", "always", "never"),
     ),
     bn_buffers=option(
-        str,
+        Literal["local", "average", "reset"],
         "BatchNorm's running statistics: kept by each client, averaged, or reset in each round. Default: local.",
-        words=("local", "average", "reset"),
     ),
     dtype=option(
-        str,
+        Literal["float32", "float64", "tf32"],
         "Default: float32. tf32: faster matrix products on a GPU, with factors rounded to 10 bits.",
-        words=("float32", "float64", "tf32"),
     ),
-    optimizer=option(
-        str, "Optimizer for local training (PyTorch's SGD or AdamW). Default: sgd.", words=("sgd", "momentum", "adamw")
-    ),
+    optimizer=option(Literal["sgd", "momentum", "adamw"], "Optimizer for local training (PyTorch's SGD or AdamW). Default: sgd."),
     momentum=option(float, "momentum: the momentum factor. Default: 0.9."),
     weight_decay=option(float, "sgd, momentum: as L2; adamw: decoupled. Default: 0; adamw: 0.01."),
     optimizer_state=option(
-        str,
+        Literal["fresh", "kept"],
         "momentum, adamw: reset a client's state in each round, or keep it until the client joins again. Default: fresh.",
-        words=("fresh", "kept"),
     ),
     lr_schedule=option(
-        str,
+        Literal["constant", "cosine", "step"],
         "Schedule of the local learning rate over the rounds. cosine: half a cosine, to 0 after the last round; step: see "
         "--lr-step-every. Default: constant.",
-        words=("constant", "cosine", "step"),
     ),
     lr_step_every=option(int, "step: multiply the rate by --lr-gamma every so many rounds.", metavar="ROUNDS"),
     lr_gamma=option(float, "step: the factor of the learning rate. Default: 0.1."),
@@ -353,13 +341,12 @@ BEHAVIOUR = group(
 EXECUTION = group(
     "Execution",
     device=option(
-        str, "auto: a GPU if there is one.", default="auto", words=("auto", "cpu", "cuda"), metavar="auto|cpu|cuda[:N]"
+        str, "auto: a GPU if there is one.", default="auto", complete=lambda: ("auto", "cpu", "cuda"), metavar="auto|cpu|cuda[:N]"
     ),
     engine=option(
-        str,
+        Literal["auto", "loop", "batched"],
         "loop: clients side by side on CPU cores; batched: all clients in one program. auto: loop on CPU, batched on GPU.",
         default="auto",
-        words=("auto", "loop", "batched"),
     ),
     workers=option(int, "loop: clients trained side by side. Default: all cores.", min=1, max=1024),
     chunk=option(
@@ -367,17 +354,15 @@ EXECUTION = group(
     ),
     pack=option(int, "batched: train up to N runs that differ only in the seed together.", default=1, metavar="N", min=1),
     capture=option(
-        str,
+        Literal["auto", "graph", "none"],
         "batched: capture of training steps. graph: as CUDA graphs (auto on a GPU); none: no capture (auto on a CPU).",
         default="auto",
-        words=("auto", "graph", "none"),
     ),
     convolution=option(
-        str,
+        Literal["auto", "groups", "search", "unfold"],
         "batched on a GPU: convolutions of all clients at once. groups: one convolution in groups, cuDNN chooses its "
         "algorithm by rules; search: by trying some; unfold: products of matrices; auto: the fastest, timed at the start.",
         default="auto",
-        words=("auto", "groups", "search", "unfold"),
     ),
     deterministic=flag(
         "On a GPU: the same bits from the same command, by slower deterministic operations and without choices by measurement "
@@ -422,10 +407,9 @@ EXECUTION = group(
 EXECUTORS = group(
     "Executors",
     executor=option(
-        str,
+        Literal["local", "ray", "slurm"],
         "Workers: processes of this machine, a Ray cluster, or a Slurm cluster. Default: local, or that of the sweep's first "
         "command.",
-        words=("local", "ray", "slurm"),
     ),
     jobs=option(
         int,

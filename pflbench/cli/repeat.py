@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -31,11 +31,11 @@ _OF_THE_RECORD = o.group(
         str,
         "auto: the kind that is recorded, a CPU or a GPU.",
         default="auto",
-        words=("auto", "cpu", "cuda"),
+        complete=lambda: ("auto", "cpu", "cuda"),
         metavar="auto|cpu|cuda[:N]",
     ),
     engine=o.option(
-        str, "auto: the executor that is recorded, on a device of that kind.", default="auto", words=("auto", "loop", "batched")
+        Literal["auto", "loop", "batched"], "auto: the executor that is recorded, on a device of that kind.", default="auto"
     ),
 )
 EXECUTED = {**_OF_THE_RECORD, **{name: o.EXECUTION[name] for name in ("workers", "deterministic")}}
@@ -87,16 +87,8 @@ def reproduce(
         found = runs.find(engine, run)
         (spec,) = repeat.specifications([found], engine.url, files)
         with plugged_in(repeat.of_methods(files, [spec])):
-            result = repeat.repeat(
-                engine,
-                found,
-                spec,
-                data_dir,
-                execution(executed),
-                last=rounds,
-                tolerance=tolerance,
-                watch=_watch(found, spec, quiet),
-            )
+            how, watch = execution(executed), _watch(found, spec, quiet)
+            result = repeat.repeat(engine, found, spec, data_dir, how, last=rounds, tolerance=tolerance, watch=watch)
     if as_json:
         print_json(asdict(result))
     else:
@@ -172,16 +164,8 @@ def verify(
             with plugged_in(repeat.of_methods(files, specs)):
                 for run, spec in zip(runs, specs, strict=True):
                     last = None if rounds is None else repeat.drawn(run, rounds, draw)
-                    result = repeat.repeat(
-                        found.content.engine,
-                        run,
-                        spec,
-                        data_dir,
-                        execution(executed),
-                        last=last,
-                        tolerance=tolerance,
-                        watch=_watch(run, spec, quiet),
-                    )
+                    how, watch, engine = execution(executed), _watch(run, spec, quiet), found.content.engine
+                    result = repeat.repeat(engine, run, spec, data_dir, how, last=last, tolerance=tolerance, watch=watch)
                     results.append(result)
                     if not as_json:
                         _tell(run, result, tolerance)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -19,7 +19,7 @@ from pflbench.cli.db import opened
 from pflbench.cli.help import HelpAll
 from pflbench.cli.making import Jobs, KeepGoing, make_all
 from pflbench.cli.progress import apart, data_view, named
-from pflbench.errors import NoData, UserError, unknown
+from pflbench.errors import NoData, UserError
 
 if TYPE_CHECKING:
     import sqlalchemy
@@ -216,11 +216,7 @@ def execution(given: o.Given) -> Execution:
     """The options of the panel "Execution". Raises UserError for options that exclude each other."""
     from pflbench.run.execution import Execution, checked
 
-    fields = {name: kind for name, kind in get_type_hints(Execution).items() if given.get(name) is not None}
-    for name, kind in fields.items():
-        if get_origin(kind) is Literal and given[name] not in get_args(kind):
-            raise unknown(name, given[name], get_args(kind))
-    how = Execution(**{name: given[name] for name in fields})
+    how = Execution(**{name: given[name] for name in get_type_hints(Execution) if given.get(name) is not None})
     return checked(replace(how, command=command_line(how.record_host)))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,10 +16,10 @@ from pflbench.cli.console import message, print_json, print_records, print_table
 from pflbench.cli.data import fetch_missing
 from pflbench.cli.db import opened
 from pflbench.cli.help import HelpAll, LongCommand
-from pflbench.cli.making import KeepGoing, Limit
+from pflbench.cli.making import KeepGoing, Limit, tell_checkpoints
 from pflbench.cli.progress import apart
 from pflbench.cli.run import execution, prepare
-from pflbench.cli.sweep_runs import NAMED, RetryFailed, SweepCommand, counted_states, make, resume, work
+from pflbench.cli.sweep_runs import NAMED, RetryFailed, SweepCommand, counted_states, environment, make, resume, work
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -89,7 +88,6 @@ def run(
     Options that do not apply to a combination are ignored: beta for other partitions, a hyperparameter for other methods.
     """
     from pflbench.run import trusted
-    from pflbench.run.places import place_of
     from pflbench.run.plan import warnings
     from pflbench.sweep.choose_executor import executor_options
     from pflbench.sweep.grid import specifications
@@ -106,21 +104,12 @@ def run(
     if dry_run:
         _show_plan(study.name, specs, look_ahead(specs, db, data_dir, how, executor), as_json)
         return
-    environment = {
-        "command": how.command,
-        "execution": executed,
-        "workers": executor.plain(),
-        "data_dir": str(data_dir.absolute()),
-        "plugins": [str(path.absolute()) for path in asked["plugins"]],
-        "file": None if file is None else file.read_text(encoding="utf-8"),
-    }
     prepare(specs, data_dir, quiet)  # a sweep that is refused is not stored
     with opened(db, create=True) as results:
         from pflbench.store import sweeps
 
-        if how.checkpoints:
-            place_of(results.url, how.checkpoints).require_writable()  # an impossible place must not be stored
-        sweep = sweeps.save(results, study.name, specs, json.loads(json.dumps(environment, default=str)))
+        tell_checkpoints(results, how)  # nor is an impossible place
+        sweep = sweeps.save(results, study.name, specs, environment(asked, executed, how, executor, data_dir, file))
         trusted.remember(trusted.wanted(specs, asked["plugins"], how.checkpoints, executor.words()))
         asked_now = SweepCommand(sweep, results, how, executor, data_dir, quiet, as_json)
         make(asked_now, retry_failed=retry_failed, keep_going=keep_going, limit=limit, prepared=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -61,6 +62,22 @@ class SweepCommand:
         )
 
 
+def environment(
+    asked: o.Given, executed: o.Given, how: Execution, workers: ExecutorOptions, data_dir: Path, file: Path | None = None
+) -> dict[str, Any]:
+    """What is stored with a sweep, as JSON types, so that other commands can continue it. file: with its grid."""
+    stored = {
+        "command": how.command,
+        "execution": executed,
+        "workers": workers.plain(),
+        "data_dir": str(data_dir.absolute()),
+        "plugins": [str(path.absolute()) for path in asked["plugins"]],
+        "file": None if file is None else file.read_text(encoding="utf-8"),
+    }
+    found: dict[str, Any] = json.loads(json.dumps(stored, default=str))
+    return found
+
+
 @o.taking(workers=o.EXECUTORS)
 def resume(
     name: NAMED,
@@ -89,6 +106,7 @@ def resume(
         how = _allowed(sweep, files, checkpoints, executor.words(), typed)
         sweep = sweeps.set_cancelled(results, name, False)
         asked = SweepCommand(sweep, results, how, executor, Path(sweep.environment["data_dir"]), quiet, as_json)
+        tell_checkpoints(results, how)
         with plugged_in(_plugins(sweep)):
             make(asked, retry_failed=retry_failed, keep_going=keep_going, limit=limit)
 
@@ -106,7 +124,7 @@ def work(
 
     `--executor slurm` has Slurm start them; any other queue may, too. A run that fails stops no other.
     """
-    from pflbench import environment
+    from pflbench.environment import cores
     from pflbench.plugins.methods import plugged_in
     from pflbench.run.execution import find_device
     from pflbench.store import sweeps
@@ -121,9 +139,9 @@ def work(
         how = _allowed(sweep, files, checkpoints)
         asked = SweepCommand(sweep, results, how, ExecutorOptions(), Path(sweep.environment["data_dir"]), quiet)
         with plugged_in(_plugins(sweep)):
-            ahead, skipped = _ahead(asked, retry_failed=False)
+            ahead, skipped = remaining(asked, retry_failed=False)
             note_unchecked(how, quiet)
-            queue = asked.queue(ahead, keep_going=True).on(str(find_device(how.device)), cpus_per_job or environment.cores())
+            queue = asked.queue(ahead, keep_going=True).on(str(find_device(how.device)), cpus_per_job or cores())
             try:
                 packs = islice(run_queue.unclaimed(queue, results), limit)
                 made = run_queue.work(queue, results, packs, follow=followed(ahead, quiet), failed=tell_failure)
@@ -141,7 +159,7 @@ def make(asked: SweepCommand, *, retry_failed: bool, keep_going: bool, limit: in
     """
     from pflbench.store import sweeps
 
-    ahead, skipped = _ahead(asked, retry_failed)
+    ahead, skipped = remaining(asked, retry_failed)
     ahead, why, interrupted = ahead[:limit], "", False
     if ahead:
         if not prepared:
@@ -163,7 +181,6 @@ def train(asked: SweepCommand, ahead: Sequence[RunSpec], keep_going: bool, limit
     """Trains runs of a sweep. Returns as `run_jobs`; None if Slurm has them in its queue. Raises KeyboardInterrupt."""
     from pflbench.sweep.choose_executor import choose_executor
 
-    tell_checkpoints(asked.results, asked.how)
     if asked.workers.executor == "slurm":
         _submit(asked, ahead, limit)
         return None
@@ -199,7 +216,7 @@ def _plugins(sweep: StoredSweep) -> tuple[Path, ...]:
     return tuple(Path(path) for path in sweep.environment["plugins"])
 
 
-def _ahead(asked: SweepCommand, retry_failed: bool) -> tuple[list[RunSpec], dict[str, str]]:
+def remaining(asked: SweepCommand, retry_failed: bool) -> tuple[list[RunSpec], dict[str, str]]:
     """The runs to train, and the states of those to skip: finished, diverged, or failed before."""
     from pflbench.store import sweeps
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,10 +14,10 @@ from pflbench.cli.console import message, print_json, print_records, say
 from pflbench.cli.data import fetch_missing
 from pflbench.cli.db import opened
 from pflbench.cli.help import HelpAll
-from pflbench.cli.making import KeepGoing, tell_errors
+from pflbench.cli.making import KeepGoing, tell_checkpoints, tell_errors
 from pflbench.cli.reports import write_table
 from pflbench.cli.run import execution, prepare
-from pflbench.cli.sweep_runs import SweepCommand, counted_states, train
+from pflbench.cli.sweep_runs import SweepCommand, counted_states, environment, remaining, train
 from pflbench.errors import Occupied, UserError
 
 if TYPE_CHECKING:
@@ -73,7 +72,6 @@ def tune(
     Then the best settings and the defaults are run on fresh seeds. The same command continues after an interruption.
     """
     from pflbench.run import trusted
-    from pflbench.run.places import place_of
     from pflbench.run.plan import warnings
     from pflbench.sweep.choose_executor import executor_options
     from pflbench.sweep.study import checked_name
@@ -92,21 +90,12 @@ def tune(
         _show_plan(planned, as_json)
         return
     prepare(defaults, data_dir, quiet)
-    environment = {
-        "command": how.command,
-        "execution": executed,
-        "workers": executor.plain(),
-        "data_dir": str(data_dir.absolute()),
-        "plugins": [str(path.absolute()) for path in asked["plugins"]],
-        "file": None,
-    }
     trusted.remember(trusted.wanted(defaults, asked["plugins"], how.checkpoints, executor.words()))
     with opened(db, create=True) as results, ExitStack() as held:
         from pflbench.report.declared import TABLES
         from pflbench.store import locks, studies, sweeps
 
-        if how.checkpoints:
-            place_of(results.url, how.checkpoints).require_writable()  # an impossible place must not be stored
+        tell_checkpoints(results, how)  # an impossible place must not be stored
         try:
             held.enter_context(locks.locked(results, sha256(checked_name(name).encode()).hexdigest()[:16]))
         except Occupied:
@@ -114,8 +103,8 @@ def tune(
         study, specs = begun(results, name, planned)
         together, retry = max(1, (executor.jobs or 1) // len(planned.methods)), True
         while True:
-            plain = json.loads(json.dumps({**environment, "study": study.plain()}, default=str))
-            sweep = sweeps.save(results, name, specs, plain)  # before its runs: another --jobs would suggest others
+            stored = {**environment(asked, executed, how, executor, data_dir), "study": study.plain()}
+            sweep = sweeps.save(results, name, specs, stored)  # before its runs: another --jobs would suggest others
             _train(SweepCommand(sweep, results, how, executor, data_dir, quiet), keep_going, retry)
             scores, retry = studies.scores(results, study.keys), False
             if study.again:
@@ -132,9 +121,7 @@ def _train(asked: SweepCommand, keep_going: bool, retry: bool) -> None:
     """Trains the remaining runs. Ends the command if one is missing then. retry: also those that failed before."""
     from pflbench.store.sweeps import sweep_state
 
-    state = sweep_state(asked.results, asked.sweep.specs)
-    over = ("finished", "diverged") if retry else ("finished", "diverged", "failed")
-    ahead = [spec for spec in asked.sweep.specs if state.states[spec.key] not in over]
+    ahead, _ = remaining(asked, retry)
     if not ahead:
         return
     try:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +12,7 @@ from sqlalchemy import Engine
 
 from pflbench import environment
 from pflbench.engine import devices, memory
-from pflbench.errors import UserError, unknown
+from pflbench.errors import UserError
 from pflbench.run.execution import Execution, find_device
 from pflbench.run.federation_data import load_federation_data
 from pflbench.run.memory_estimate import footprint
@@ -24,7 +23,6 @@ from pflbench.sweep.run_jobs import Workers
 from pflbench.sweep.run_queue import RunQueue
 
 Place = Literal["local", "ray", "slurm"]
-PLACES: tuple[Place, ...] = typing.get_args(Place)
 GpuShare = float | Literal["auto"] | None
 """Share of a GPU for each job, at most 1; "auto": by the memory that runs need; None: the default."""
 
@@ -44,8 +42,6 @@ class ExecutorOptions:
     slurm: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.executor not in PLACES:
-            raise unknown("executor", self.executor, PLACES)
         for name, owner in (("ray_address", "ray"), ("slurm", "slurm")):
             if getattr(self, name) and self.executor != owner:
                 option = f"--{name.replace('_', '-')}"
@@ -64,7 +60,7 @@ class ExecutorOptions:
         return {name: value for name, value in asdict(replace(self, jobs=None)).items() if value not in (None, ())}
 
 
-def executor_options(given: typing.Mapping[str, Any], before: typing.Mapping[str, Any] | None = None) -> ExecutorOptions:
+def executor_options(given: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> ExecutorOptions:
     """The ExecutorOptions of the options given, which are None or empty if not given. before: options stored with the sweep,
     which hold unless another executor is given.
     """

@@ -80,13 +80,14 @@ class RunQueue:
         if self.how.pack == 1:
             yield from ([spec] for spec in specs)
             return
+        over = set[str]() if self.repeated else set(patiently(lambda: self.state(engine)).keys("finished", "diverged"))
         alike: dict[Hashable, list[RunSpec]] = {}
         for spec in specs:
             kind = spec.model_copy(update={"seed": 0}).key, self.execution(spec), spec.key in self.repeated
             alike.setdefault(kind, []).append(spec)
         for group in alike.values():
-            ahead = [spec for spec in group if self.repeated or not _over(spec, engine)]
-            yield from ([spec] for spec in group if spec not in ahead)
+            yield from ([spec] for spec in group if spec.key in over)
+            ahead = [spec for spec in group if spec.key not in over]
             while ahead:
                 size = -(-len(ahead) // -(-len(ahead) // self.how.pack))  # so that packs are about equally large
                 yield ahead[:size]
@@ -105,11 +106,6 @@ class RunQueue:
             return replace(how, device=device, workers=how.workers or (cores if alone else None))
 
         return replace(self, how=placed(self.how), own={key: placed(how) for key, how in self.own.items()})
-
-
-def _over(spec: RunSpec, engine: Engine) -> bool:
-    found = patiently(lambda: runs.newest(engine, spec.key))
-    return found is not None and found.status in ("finished", "diverged")
 
 
 def news(run: Run | None) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import product
-from typing import Any, Literal, get_args
+from typing import Any
 
 from sqlalchemy import Engine
 
@@ -25,8 +25,6 @@ from pflbench.store import sweeps
 from pflbench.store.studies import Scores, StoredStudy, Trial, of_sweep
 from pflbench.sweep.grid import MOST, at_point, checked, listed
 
-Sampler = Literal["grid", "random", "tpe", "halving"]
-SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
 Space = Mapping[str, Any]
 """Option of `run` or METHOD.NAME -> a list of values, or an interval as {"low": 0.001, "high": 0.1}."""
 
@@ -176,12 +174,8 @@ def define(wanted: RunOptions, searches: Sequence[str], sampler: str, trials: in
     """The plan of a study. searches: as "ditto.lam=0.01,0.1" or "lr=0.001..0.1". wanted.seeds: the fresh ones.
 
     A method whose hyperparameters are not named by `searches` is searched over its paper's ranges. Raises UserError for what
-    `run` would refuse, for several datasets, for runs without validation, and for seeds of the search among the fresh ones.
+    `run` would refuse, for several datasets, and for seeds of the search among the fresh ones.
     """
-    if not wanted.val_share:
-        raise UserError("A study chooses by validation accuracy, and no validation data are set aside.", "Add --val-share 0.1.")
-    if sampler not in SAMPLERS:
-        raise unknown("sampler", sampler, SAMPLERS)
     if len(set(wanted.datasets)) > 1:
         raise UserError("A study has one dataset.", "Make a study for each dataset.")
     seed = wanted.seed or 0

@@ -208,13 +208,6 @@ def test_db_check_reports_damage(shell: Shell, tmp_path: Path) -> None:
     assert json.loads(done.out)["problems"]
 
 
-def test_the_database_can_be_named_by_the_environment(shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "pflbench.db").rename(tmp_path / "other.db")
-    shell.refused("runs", "list")
-    monkeypatch.setenv("PFLBENCH_DB", "other.db")
-    assert len(parsed(shell("runs", "list", "--json"))) == 4
-
-
 def test_doctor(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "data" / "mnist").mkdir(parents=True)
     found = parsed(shell("doctor", "--json"))
@@ -275,21 +268,12 @@ def test_completion(
     words: str, expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, value in asked(words).items():
+    # How Bash asks.
+    for name, value in {"_PFLBENCH_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit):
         main([])
     assert set(capsys.readouterr().out.split()) == expected
-
-
-def asked(words: str) -> dict[str, str]:
-    """How Bash asks: by the environment."""
-    return {"_PFLBENCH_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
-
-
-def test_completion_as_a_shell_asks_for_it(tmp_path: Path) -> None:
-    done = finish(start(folder=tmp_path, **asked("pflbench run -d mn")))
-    assert done.out.split() == ["mnist"]
 
 
 LIGHT = "--help; run --help; methods list; data list; runs list; runs show 1; table; plot curves; plot distribution; db info"

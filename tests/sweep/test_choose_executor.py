@@ -32,7 +32,6 @@ def test_a_sweep_goes_on_where_it_was_begun_unless_another_place_is_named():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"executor": "dask"}, "Unknown executor 'dask'."),
         ({"slurm": ["time=1"]}, "--slurm means nothing to --executor local."),
         ({"executor": "slurm", "ray_address": "a:1"}, "--ray-address means nothing to --executor slurm."),
         ({"executor": "slurm", "gpus_per_job": 0.5}, "--gpus-per-job is 0 or 1 with Slurm."),

@@ -90,7 +90,7 @@ def test_three_nodes_of_which_one_is_killed(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     from ray.cluster_utils import Cluster
 
-    specs = [spec(name, seed=seed, rounds=40, clients=3) for seed in range(3) for name in ("fedavg", "local")]
+    specs = [spec(name, seed=seed, rounds=200, clients=3) for seed in range(3) for name in ("fedavg", "local")]
     store, alone = (connect(to_url(str(tmp_path / name))) for name in ("results.db", "alone.db"))
     queue = RunQueue(tuple(specs), store.url.render_as_string(), Path("data"), Execution(engine="loop", checkpoint_every=0.2))
     cluster, killed = Cluster(), []

@@ -116,9 +116,9 @@ def numbers(database: Path) -> dict[str, object]:
 
 
 @pytest.fixture
-def job(shell: Shell, cluster: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
-    """Starts the script of a sweep, as a job of the array."""
-    Path("small.yaml").write_text(SMALL.format(40))
+def job(shell: Shell, cluster: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    """Starts the script of a sweep, as a job of the array. The parameter: rounds of each run."""
+    Path("small.yaml").write_text(SMALL.format(request.param))
     assert shell("sweep", "small.yaml", "--executor", "slurm", "--checkpoint-every", "0").code == 0
     script, started = (cluster / "script").read_text(), []
     variables = {**os.environ, "SLURM_JOB_ID": "18", "OMP_NUM_THREADS": "1"}
@@ -139,6 +139,7 @@ def end(process: subprocess.Popen[str]) -> Done:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("job", [40], indirect=True)
 def test_workers_share_a_sweep(job: Callable[[], subprocess.Popen[str]], tmp_path: Path) -> None:
     """Each run is made once, by one of them."""
     for process in [job(), job(), job()]:
@@ -151,6 +152,7 @@ def test_workers_share_a_sweep(job: Callable[[], subprocess.Popen[str]], tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("job", [200], indirect=True)
 def test_a_worker_whose_time_is_over_goes_on_at_its_checkpoint(
     job: Callable[[], subprocess.Popen[str]], cluster: Path, tmp_path: Path
 ) -> None:
@@ -170,6 +172,7 @@ def test_a_worker_whose_time_is_over_goes_on_at_its_checkpoint(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("job", [100_000], indirect=True)  # a worker looks once a second: the run must not be over by then
 def test_a_cancelled_sweep_ends_its_workers(shell: Shell, job: Callable[[], subprocess.Popen[str]], cluster: Path) -> None:
     """With checkpoints; and what still waits in the queue makes nothing."""
     process = job()
