@@ -49,13 +49,13 @@ def test_fedavg_on_f2(name):
 def test_fedper(name):
     (_, first), (received, second) = rounds(FedPer(), q2(name), 2)
     near(first.theta, [[0.1, 0], [0, 0.2]])
-    near(first.base, [0.075])
+    near(first.w, [0.075])
     near(received.theta, [[0.075, 0], [0.075, 0.2]])
     near(second.theta, [[0.1675, 0], [0.0675, 0.38]])
-    near(second.base, [0.1425])
+    near(second.w, [0.1425])
     e1(FedPer(), f2(name), FIRST, (0.4730217777, 0.5781114682), (0.418444706, 0.4250275276))
     bases(
-        [state.base for _, state in rounds(FedPer(), f2(name), 2)],
+        [state.w for _, state in rounds(FedPer(), f2(name), 2)],
         [1.0021401549, 0.5529348322, -0.5272300817, 1.0033340501, 0.2648021521, -0.7676214401],
         [1.0082175982, 0.5931561226, -0.5553275042, 1.0144903031, 0.2800030978, -0.7867006089],
     )
@@ -64,14 +64,14 @@ def test_fedper(name):
 @on_both
 def test_lg_fedavg(name):
     (_, first), (received, second) = rounds(LGFedAvg(), q2(name), 2)
-    near(first.top, [0.05])
+    near(first.w, [0.05])
     near(received.theta, [[0.1, 0.05], [0, 0.05]])
     near(second.theta, [[0.19, 0.045], [0, 0.245]])
-    near(second.top, [0.095])
+    near(second.w, [0.095])
     e1(LGFedAvg(), f2(name), FIRST, (0.4812185943, 0.6563761814), (0.4314060372, 0.5274165087))
     (_, second) = rounds(LGFedAvg(), f2(name), 2)[1]
-    near(second.top[:3], [0.5871137592, -0.2919245583, 0.1845686391])
-    near(second.top[9:], [0.0821614091, -0.1806634408, 0.0485020317])
+    near(second.w[:3], [0.5871137592, -0.2919245583, 0.1845686391])
+    near(second.w[9:], [0.0821614091, -0.1806634408, 0.0485020317])
 
 
 @on_both
