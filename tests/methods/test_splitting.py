@@ -15,7 +15,6 @@ from pflbench.methods.fedavgft import FedAvgFT
 from pflbench.methods.fedbabu import FedBABU
 from pflbench.methods.fedbn import FedBN
 from pflbench.methods.fedper import FedPer
-from pflbench.methods.finetuned import FedAvgC
 from pflbench.methods.lgfedavg import LGFedAvg
 from pflbench.methods.local import Local
 from pflbench.spec import TrainSpec
@@ -112,29 +111,6 @@ def test_fedavg_ft(name):
     near(tests_2.theta, [[0.1675, 0.045], [0.0675, 0.245]])
     near(second.w, [0.1425, 0.095])
     e1(FedAvgFT(), f2(name), (0.5043784803, 0.6688056958), (0.4526475512, 0.5608009094), (0.4106818927, 0.4763963664))
-
-
-LIMITS = {
-    "FedPer that shares all": (FedPer(personal_blocks=0), "theta", FedAvg(), "w"),
-    "FedPer that shares nothing": (FedPer(personal_blocks=2), "theta", Local(), "theta"),
-    "LG-FedAvg that shares all": (LGFedAvg(shared_blocks=2), "theta", FedAvg(), "w"),
-    "LG-FedAvg that shares nothing": (LGFedAvg(shared_blocks=0), "theta", Local(), "theta"),
-    "FedAvg-FT": (FedAvgFT(), "w", FedAvg(), "w"),
-    "FedAvg-FT without fine-tuning": (FedAvgFT(finetune_epochs=0), "theta", FedAvg(), "w"),
-    "FedAvg-FT as FedAvg-C": (
-        FedAvgFT(finetune_epochs=3), "theta", FedAvgC(finetune_epochs=3, finetune_affects_upload=False), "theta",
-    ),
-    "FedBN without BatchNorm": (FedBN(), "theta", FedAvg(), "w"),
-}  # fmt: skip
-
-
-@engines
-@pytest.mark.parametrize("case", LIMITS)
-def test_a_limiting_case(engine, case):
-    method, field, other, of_other = LIMITS[case]
-    found = getattr(train(method, federation(engine=engine)), field)
-    expected = getattr(train(other, federation(engine=engine)), of_other)
-    close(found, expected.expand_as(found), 0)
 
 
 @engines
