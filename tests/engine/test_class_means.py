@@ -8,7 +8,7 @@ from support.spies import on_call
 from support.twins import close
 from torch import Tensor, nn
 
-from pflbench.contract.small import CLASSES, EXECUTORS, federation, in_a_pack
+from pflbench.contract.small import CLASSES, EXECUTORS, federation
 from pflbench.engine.samples import Samples
 from pflbench.methods.extended import ExtendedModel, Values
 
@@ -67,18 +67,6 @@ def test_a_large_client_costs_the_others_nothing(monkeypatch):
     assert seen == [100, *[10] * 29]
     for a, b in zip(found, expected, strict=True):
         close(a, b)
-
-
-def test_class_means_in_a_pack():
-    def make(seed):
-        return federation(engine="batched", n=(13, 8), seed=seed)
-
-    def work(fed):
-        return fed.class_means(fed.everyone(fed.initial()), torch.arange(2))
-
-    for seed, found in enumerate(in_a_pack([make(0), make(1)], work)):
-        for a, b in zip(found, work(make(seed)), strict=True):
-            close(a, b)
 
 
 class Counting(ExtendedModel):
