@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.spies import on_call
-from support.twins import close
+from support.twins import close, module_of
 from torch import Tensor, nn
 
 from pflbench.contract.small import CLASSES, EXECUTORS, federation
@@ -26,12 +26,9 @@ def test_class_means(engine, model):
     fed = federation(model, engine, n=N)
     S, models = torch.arange(4), perturbed(fed)
     means, squares, counts = fed.class_means(models[S], S)
-    module = fed.flat.module.double().eval()
     for i, client in enumerate(S.tolist()):
         x, y = federation(model, n=N).executor.samples.batch(torch.from_numpy(fed.train_indices[client]))
-        for name, value in fed.flat.views(models[client]).items():
-            module.get_parameter(name).data.copy_(value)
-        z = module.features(x).detach()
+        z = module_of(fed, models[client]).eval().features(x).detach()
         for k in range(CLASSES):
             mine = z[y == k]
             assert counts[i, k] == len(mine)
@@ -102,10 +99,7 @@ def test_sums_over_the_steps(engine, optimizer):
     for i in range(2):
         for step, index in enumerate(one.batches(S).batches(i)):
             x, y = one.executor.samples.batch(torch.from_numpy(index))
-            row = after(one, i, step)
-            for name, value in one.flat.views(row).items():
-                one.flat.module.double().get_parameter(name).data.copy_(value)
-            z = one.flat.module.features(x).detach()
+            z = module_of(one, after(one, i, step)).features(x).detach()
             for k in range(CLASSES):
                 expected[i, k] += torch.cat([z[y == k].sum(0), (y == k).sum()[None].double()])
     close(found[:, sums].view_as(expected), expected, 1e-10)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.cases import engines
-from support.twins import close, near
+from support.twins import close, module_of, near
 
 from pflbench.contract.small import federation, train
 from pflbench.contract.toy import EXECUTORS, f2, losses_at_e1, q2, rounds
@@ -162,9 +162,7 @@ def test_the_gradient_over_all_samples(engine):
     state = train(SCAFFOLD(option=1), fed, 1)
     for i, index in enumerate(fed.train_indices):
         inputs, labels = fed.executor.samples.batch(torch.from_numpy(index))
-        module = fed.flat.module.double()
-        for name, value in fed.flat.views(x).items():
-            module.get_parameter(name).data.copy_(value)
+        module = module_of(fed, x)
         loss = torch.nn.functional.cross_entropy(module(inputs), labels)
         g = torch.autograd.grad(loss, list(module.parameters()))
         close(state.c_i[i], torch.cat([one.reshape(-1) for one in g]))
