@@ -6,7 +6,7 @@ import torch
 
 from pflbench.engine.federation import Federation
 from pflbench.errors import UserError
-from pflbench.methods.base import Aggregation, aggregated, hyper, method
+from pflbench.methods.base import Aggregation, Welcome, aggregated, hyper, method
 from pflbench.methods.splitting import ModelSplitting, SplitState
 
 
@@ -44,3 +44,6 @@ class FedPer(ModelSplitting):
                 "Leave out --bn-buffers, or choose fewer personal_blocks.",
             )
         return super().init(fed)
+
+    def welcome(self, fed: Federation, s: SplitState, new: Federation) -> Welcome:
+        return Welcome(self.first_models(fed, s, new))

@@ -5,8 +5,6 @@ Collins, Hassani, Mokhtari, Shakkottai; ICML 2021, Algorithm 1; methods.md 1.6.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
@@ -47,4 +45,4 @@ class FedRep(ModelSplitting):
         return fed.sgd(theta_S, S, columns=self.shared(fed))
 
     def welcome(self, fed: Federation, s: SplitState, new: Federation) -> Welcome:
-        return replace(super().welcome(fed, s, new), how={"columns": fed.flat.head})
+        return Welcome(self.first_models(fed, s, new), {"columns": fed.flat.head})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pflbench.engine.federation import Federation
 from pflbench.methods.base import Aggregation, Welcome, aggregated, hyper, method
 from pflbench.methods.fedper import first_of_top
@@ -29,4 +27,4 @@ class LGFedAvg(ModelSplitting):
         return slice(first_of_top(fed, self.shared_blocks), fed.flat.size)
 
     def welcome(self, fed: Federation, s: SplitState, new: Federation) -> Welcome:
-        return replace(super().welcome(fed, s, new), statistics=None)
+        return Welcome(self.first_models(fed, s, new), statistics=None)

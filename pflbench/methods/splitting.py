@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import put
-from pflbench.methods.base import Aggregation, Method, Welcome
+from pflbench.methods.base import Aggregation, Method
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class SplitState:
 
 
 class ModelSplitting(Method):
-    """The base class of FedPer, LG-FedAvg, FedRep, FedBN and FedRoD, which differ in what is shared and how it is trained."""
+    """The base class of FedPer, LG-FedAvg, FedRep, FedBN, FedRoD and FedCP: what is shared and how it is trained differ."""
 
     aggregation: Aggregation  # a hyperparameter of each
 
@@ -48,7 +48,8 @@ class ModelSplitting(Method):
     def deployed(self, s: SplitState) -> Tensor:
         return s.theta
 
-    def welcome(self, fed: Federation, s: SplitState, new: Federation) -> Welcome:
+    def first_models(self, fed: Federation, s: SplitState, new: Federation) -> Tensor:
+        """For `welcome`: models with the shared columns, and the others as at the very beginning, [K, P]."""
         first = new.initial()
         first[self.travelling(fed)] = s.w
-        return Welcome(new.everyone(first))
+        return new.everyone(first)
