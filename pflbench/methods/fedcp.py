@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -19,9 +18,10 @@ from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import put
 from pflbench.engine.requests import Loss, Output
-from pflbench.methods.base import Aggregation, Method, aggregated, hyper, method
+from pflbench.methods.base import Aggregation, aggregated, hyper, method
 from pflbench.methods.extended import ExtendedModel, Values, base_with
 from pflbench.methods.fedphp import mmd
+from pflbench.methods.splitting import ModelSplitting, SplitState
 
 SHARED = ("policy", "global_head")  # travel with the base
 SMALLEST = 1e-10  # of a uniform number, and of its distance to 1: the logarithms stay finite
@@ -70,14 +70,8 @@ def with_mmd(loss: Loss, labels: Tensor, own: Output, received: Output, *, lam: 
     return loss(own.logits, labels) + lam * mmd(own.features, received.features, "fixed")
 
 
-@dataclass(frozen=True)
-class FedCPState:
-    w: Tensor  # [P_b + P_x] the base, the policy and the global head
-    theta: Tensor  # [N, P] what each client received last, its head and its context
-
-
 @method
-class FedCP(Method):
+class FedCP(ModelSplitting):
     """For each sample a shared policy network divides the features between a frozen global and a personal head."""
 
     title = "FedCP"
@@ -101,14 +95,15 @@ class FedCP(Method):
     def model(self, backbone: nn.Module) -> nn.Module:
         return SplitFeatures(backbone, self.tau, self.test_noise)
 
-    def init(self, fed: Federation) -> FedCPState:
-        return FedCPState(w=fed.initial()[base_with(fed, *SHARED)], theta=fed.everyone(fed.initial()))
+    def travelling(self, fed: Federation) -> Tensor:
+        """The base, the policy and the global head."""
+        return base_with(fed, *SHARED)
 
-    def receive(self, fed: Federation, s: FedCPState, S: Tensor) -> FedCPState:
+    def receive(self, fed: Federation, s: SplitState, S: Tensor) -> SplitState:
         theta_S = s.theta[S]
-        theta_S[:, base_with(fed, *SHARED)] = fed.send(s.w, S)
+        theta_S[:, self.travelling(fed)] = fed.send(s.w, S)
         theta_S[:, fed.flat.columns(["context"])] = F.normalize(self.contexts(fed, theta_S, S), dim=1)
-        return FedCPState(s.w, put(s.theta, S, theta_S))
+        return SplitState(s.w, put(s.theta, S, theta_S))
 
     def contexts(self, fed: Federation, theta_S: Tensor, S: Tensor) -> Tensor:
         """[c, h], of any length."""
@@ -118,7 +113,7 @@ class FedCP(Method):
         drawn = [rng.stream(fed.seed, "context", fed.t, client).random(weights.shape[2]) for client in S.tolist()]
         return torch.from_numpy(np.stack(drawn)).to(theta_S)
 
-    def update(self, fed: Federation, s: FedCPState, S: Tensor) -> FedCPState:
+    def train(self, fed: Federation, s: SplitState, S: Tensor) -> Tensor:
         head, global_head, plan = fed.flat.head, fed.flat.columns(["global_head"]), fed.batches(S)
         theta_S = fed.sgd(
             s.theta[S],
@@ -130,8 +125,7 @@ class FedCP(Method):
             per_step={"noise": self.noise(fed, plan, S)},
         )
         theta_S[:, global_head] = (theta_S[:, head] + theta_S[:, global_head]) / 2
-        w = fed.mean(fed.collect(theta_S[:, base_with(fed, *SHARED)], S, since=s.w), S, self.aggregation)
-        return FedCPState(w, put(s.theta, S, theta_S))
+        return theta_S
 
     def noise(self, fed: Federation, plan: Plan, S: Tensor) -> Tensor:
         """For every step of the plan, [c, steps, B, 2, h]."""
@@ -141,6 +135,3 @@ class FedCP(Method):
             of_client = gumbel(stream, steps * B, fed.device, width=context.stop - context.start)
             drawn.append(of_client.to(fed.dtype).view(steps, B, *of_client.shape[1:]))
         return pad_sequence(drawn, batch_first=True)
-
-    def deployed(self, s: FedCPState) -> Tensor:
-        return s.theta

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
-from torch import Tensor
 
 from pflbench.engine.federation import Federation
-from pflbench.engine.flat import put
 from pflbench.errors import UserError
-from pflbench.methods.base import Aggregation, Method, Welcome, aggregated, hyper, method
-
-
-@dataclass(frozen=True)
-class FedPerState:
-    base: Tensor  # [P_b] the global part of the model: everything below the clients' own blocks
-    theta: Tensor  # [N, P] the clients' models: the base that each has, and its own blocks
+from pflbench.methods.base import Aggregation, Welcome, aggregated, hyper, method
+from pflbench.methods.splitting import ModelSplitting, SplitState
 
 
 def first_of_top(fed: Federation, blocks: int) -> int:
@@ -29,7 +20,7 @@ def first_of_top(fed: Federation, blocks: int) -> int:
 
 
 @method
-class FedPer(Method):
+class FedPer(ModelSplitting):
     """A base that all clients train together, and top layers that stay with their client; both are trained at once."""
 
     title = "FedPer"
@@ -44,7 +35,7 @@ class FedPer(Method):
     def shared(self, fed: Federation) -> slice:
         return slice(0, first_of_top(fed, self.personal_blocks))
 
-    def init(self, fed: Federation) -> FedPerState:
+    def init(self, fed: Federation) -> SplitState:
         personal = torch.ones(fed.flat.size, dtype=torch.bool)
         personal[self.shared(fed)] = personal[fed.flat.outside_batch_norm] = False
         if personal.any() and fed.protocol.bn_buffers != "local":
@@ -52,22 +43,7 @@ class FedPer(Method):
                 f"The personal blocks have BatchNorm layers, which excludes --bn-buffers {fed.protocol.bn_buffers}.",
                 "Leave out --bn-buffers, or choose fewer personal_blocks.",
             )
-        return FedPerState(base=fed.initial()[self.shared(fed)], theta=fed.everyone(fed.initial()))
+        return super().init(fed)
 
-    def receive(self, fed: Federation, s: FedPerState, S: Tensor) -> FedPerState:
-        own_S = s.theta[S, self.shared(fed).stop :]
-        base = fed.load(fed.send(s.base, S), S, rest=own_S)
-        return FedPerState(s.base, put(s.theta, S, torch.cat([fed.rows(base, S), own_S], dim=1)))
-
-    def update(self, fed: Federation, s: FedPerState, S: Tensor) -> FedPerState:
-        theta_S = fed.sgd(s.theta[S], S)
-        base_S = fed.collect(theta_S[:, self.shared(fed)], S, since=s.base)
-        return FedPerState(fed.mean(base_S, S, self.aggregation), put(s.theta, S, theta_S))
-
-    def deployed(self, s: FedPerState) -> Tensor:
-        return s.theta
-
-    def welcome(self, fed: Federation, s: FedPerState, new: Federation) -> Welcome:
-        first = new.initial()
-        first[self.shared(fed)] = s.base
-        return Welcome(new.everyone(first))
+    def welcome(self, fed: Federation, s: SplitState, new: Federation) -> Welcome:
+        return Welcome(self.first_models(fed, s, new))

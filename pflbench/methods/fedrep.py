@@ -5,21 +5,12 @@ Collins, Hassani, Mokhtari, Shakkottai; ICML 2021, Algorithm 1; methods.md 1.6.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
-import torch
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
-from pflbench.engine.flat import put
 from pflbench.errors import UserError
-from pflbench.methods.base import Aggregation, Method, Welcome, aggregated, hyper, method
-
-
-@dataclass(frozen=True)
-class FedRepState:
-    phi: Tensor  # [P_b] the global representation: everything below the head
-    theta: Tensor  # [N, P] the clients' models: the representation that each has, and its own head
+from pflbench.methods.base import Aggregation, Welcome, aggregated, hyper, method
+from pflbench.methods.splitting import ModelSplitting, SplitState
 
 
 def below_head(fed: Federation, title: str) -> slice:
@@ -30,7 +21,7 @@ def below_head(fed: Federation, title: str) -> slice:
 
 
 @method
-class FedRep(Method):
+class FedRep(ModelSplitting):
     """A representation that all clients train together, and a head per client that never leaves it."""
 
     title = "FedRep"
@@ -48,24 +39,10 @@ class FedRep(Method):
     def shared(self, fed: Federation) -> slice:
         return below_head(fed, self.title)
 
-    def init(self, fed: Federation) -> FedRepState:
-        return FedRepState(phi=fed.initial()[self.shared(fed)], theta=fed.everyone(fed.initial()))
-
-    def receive(self, fed: Federation, s: FedRepState, S: Tensor) -> FedRepState:
-        phi = fed.load(fed.send(s.phi, S), S, rest=s.theta[S, fed.flat.head])
-        return replace(s, theta=put(s.theta, S, torch.cat([fed.rows(phi, S), s.theta[S, fed.flat.head]], dim=1)))
-
-    def update(self, fed: Federation, s: FedRepState, S: Tensor) -> FedRepState:
-        base = self.shared(fed)
+    def train(self, fed: Federation, s: SplitState, S: Tensor) -> Tensor:
+        """The head, then the representation."""
         theta_S = fed.sgd(s.theta[S], S, columns=fed.flat.head, plan=fed.batches(S, self.tau, purpose="batches/head"))
-        theta_S = fed.sgd(theta_S, S, columns=base)
-        phi = fed.mean(fed.collect(theta_S[:, base], S, since=s.phi), S, self.aggregation)
-        return FedRepState(phi, put(s.theta, S, theta_S))
+        return fed.sgd(theta_S, S, columns=self.shared(fed))
 
-    def deployed(self, s: FedRepState) -> Tensor:
-        return s.theta
-
-    def welcome(self, fed: Federation, s: FedRepState, new: Federation) -> Welcome:
-        first = new.initial()
-        first[self.shared(fed)] = s.phi
-        return Welcome(new.everyone(first), {"columns": fed.flat.head})
+    def welcome(self, fed: Federation, s: SplitState, new: Federation) -> Welcome:
+        return Welcome(self.first_models(fed, s, new), {"columns": fed.flat.head})

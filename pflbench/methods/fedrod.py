@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pflbench.engine.federation import Federation
-from pflbench.engine.flat import put
 from pflbench.engine.requests import Loss
-from pflbench.methods.base import Aggregation, Method, Welcome, aggregated, hyper, method
+from pflbench.methods.base import Aggregation, Welcome, aggregated, hyper, method
 from pflbench.methods.extended import ExtendedModel, Values
+from pflbench.methods.splitting import ModelSplitting, SplitState
 
 ABSENT = -1e9  # in place of log 0, which times 0 would be NaN
 
@@ -48,14 +47,8 @@ def both_losses(loss: Loss, labels: Tensor, own: Logits) -> Tensor:
     return loss(own.generic + own.prior, labels) + loss(own.personal, labels)
 
 
-@dataclass(frozen=True)
-class FedRoDState:
-    w: Tensor  # [P_g] the generic model: base and generic head
-    theta: Tensor  # [N, P] the generic model that each client received last, its personal head and its prior
-
-
 @method
-class FedRoD(Method):
+class FedRoD(ModelSplitting):
     """One base with two heads: a shared one, trained against class imbalance, and a personal one that corrects its logits."""
 
     title = "FedRoD"
@@ -76,34 +69,25 @@ class FedRoD(Method):
     def shared(self, fed: Federation) -> slice:
         return fed.flat.columns(["net"])
 
-    def init(self, fed: Federation) -> FedRoDState:
+    def init(self, fed: Federation) -> SplitState:
         first = fed.initial()
         if self.personal_init == "zero":
             first[fed.flat.columns(["personal"])] = 0
-        return FedRoDState(w=first[self.shared(fed)], theta=fed.everyone(first))
+        return SplitState(w=first[self.shared(fed)], theta=fed.everyone(first))
 
-    def receive(self, fed: Federation, s: FedRoDState, S: Tensor) -> FedRoDState:
-        own_S = s.theta[S, self.shared(fed).stop :]
-        return replace(s, theta=put(s.theta, S, torch.cat([fed.rows(fed.send(s.w, S), S), own_S], dim=1)))
-
-    def update(self, fed: Federation, s: FedRoDState, S: Tensor) -> FedRoDState:
+    def train(self, fed: Federation, s: SplitState, S: Tensor) -> Tensor:
         prior, theta_S = fed.flat.columns(["prior"]), s.theta[S]
         theta_S[:, prior] = self.priors(fed, S)
-        theta_S = fed.sgd(theta_S, S, columns=slice(0, prior.start), objective=both_losses)
-        w = fed.mean(fed.collect(theta_S[:, self.shared(fed)], S, since=s.w), S, self.aggregation)
-        return FedRoDState(w, put(s.theta, S, theta_S))
+        return fed.sgd(theta_S, S, columns=slice(0, prior.start), objective=both_losses)
 
     def priors(self, fed: Federation, S: Tensor) -> Tensor:
         """gamma log n_ik, [c, K]. With gamma = 0 classes without samples count, too."""
         counts = fed.class_counts(S)
         return torch.where((counts > 0) | (self.gamma == 0), self.gamma * counts.clamp(min=1).log(), ABSENT)
 
-    def deployed(self, s: FedRoDState) -> Tensor:
-        return s.theta
-
-    def welcome(self, fed: Federation, s: FedRoDState, new: Federation) -> Welcome:
+    def welcome(self, fed: Federation, s: SplitState, new: Federation) -> Welcome:
         generic = nn.functional.pad(s.w, (0, fed.flat.size - len(s.w)))
         return Welcome(new.everyone(generic), {"columns": fed.flat.columns(["personal"])})
 
-    def series(self, s: FedRoDState) -> dict[str, tuple[Tensor, str]]:
+    def series(self, s: SplitState) -> dict[str, tuple[Tensor, str]]:
         return {"global": (nn.functional.pad(s.w, (0, s.theta.shape[1] - len(s.w))), "model")}

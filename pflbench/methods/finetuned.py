@@ -31,31 +31,42 @@ class FineTunedState:
     theta: Tensor  # [N, P] hat-theta_i: each client's fine-tuned copy of the global model that it received last
 
 
-@method
-class FedAvgC(FedAvg):
-    """FedAvg whose clients fine-tune the whole received model, are tested with that, and train on from it."""
+class FineTuned(FedAvg):
+    """The base class of FedAvg-C, FedProx-C and FedAvg-FT: clients are tested with a fine-tuned copy of the global model."""
 
-    title = "FedAvg-C"
-    authors = "Zhang, Hua, Wang, Song, Xue, Ma, Guan"
-    venue = "AAAI 2023"
-    algorithm = "in words, in the FedALA paper"
     category = "baseline: fine-tuning"
     fine_tuned = True
     ala_refused = "it fine-tunes the received model where ALA would mix it"
     tested_model = "finetuned"
     random_test = True
 
-    finetune_epochs: int = hyper(14, "F, epochs of fine-tuning before local training", ge=0)
-    finetune_stop: Literal["epochs", "converge"] = hyper("epochs", "stop after F epochs, or by ALA's rule for its initial stage")
-    finetune_threshold: float = hyper(0.01, "converge: stop if the std of the last 10 epoch losses is below this", ge=0)
-    finetune_cap: int = hyper(100, "converge: stop after this many epochs at the latest", ge=1)
-    finetune_affects_upload: bool = hyper(True, "train on from the fine-tuned model (false: from the received one, as FedAvg)")
-
     def check(self, train: TrainSpec) -> Iterator[str]:
         return warn_of_outsiders(train)
 
     def init(self, fed: Federation) -> FineTunedState:
         return FineTunedState(w=fed.initial(), theta=fed.everyone(fed.initial()))
+
+    def deployed(self, s: FineTunedState) -> Tensor:
+        return s.theta
+
+    def series(self, s: FineTunedState) -> dict[str, tuple[Tensor, str]]:
+        return {"global": (s.w, "model")}
+
+
+@method
+class FedAvgC(FineTuned):
+    """FedAvg whose clients fine-tune the whole received model, are tested with that, and train on from it."""
+
+    title = "FedAvg-C"
+    authors = "Zhang, Hua, Wang, Song, Xue, Ma, Guan"
+    venue = "AAAI 2023"
+    algorithm = "in words, in the FedALA paper"
+
+    finetune_epochs: int = hyper(14, "F, epochs of fine-tuning before local training", ge=0)
+    finetune_stop: Literal["epochs", "converge"] = hyper("epochs", "stop after F epochs, or by ALA's rule for its initial stage")
+    finetune_threshold: float = hyper(0.01, "converge: stop if the std of the last 10 epoch losses is below this", ge=0)
+    finetune_cap: int = hyper(100, "converge: stop after this many epochs at the latest", ge=1)
+    finetune_affects_upload: bool = hyper(True, "train on from the fine-tuned model (false: from the received one, as FedAvg)")
 
     def receive(self, fed: Federation, s: FineTunedState, S: Tensor) -> FineTunedState:
         fed.send(s.w, S)
@@ -71,14 +82,8 @@ class FedAvgC(FedAvg):
         """Arguments of `fed.sgd` for a penalty, in fine-tuning and in local training."""
         return {}
 
-    def deployed(self, s: FineTunedState) -> Tensor:
-        return s.theta
-
     def welcome(self, fed: Federation, s: FineTunedState, new: Federation) -> Welcome:
         return Welcome(new.everyone(s.w), self.penalty(s))
-
-    def series(self, s: FineTunedState) -> dict[str, tuple[Tensor, str]]:
-        return {"global": (s.w, "model")}
 
     def _for_epochs(self, fed: Federation, s: FineTunedState, S: Tensor) -> Tensor:
         return fine_tune(fed, s.w, S, self.finetune_epochs, **self.penalty(s))

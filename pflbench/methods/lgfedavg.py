@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
-from torch import Tensor
-
 from pflbench.engine.federation import Federation
-from pflbench.engine.flat import put
-from pflbench.methods.base import Aggregation, Method, Welcome, aggregated, hyper, method
+from pflbench.methods.base import Aggregation, Welcome, aggregated, hyper, method
 from pflbench.methods.fedper import first_of_top
-
-
-@dataclass(frozen=True)
-class LGFedAvgState:
-    top: Tensor  # [P_h] the global top blocks
-    theta: Tensor  # [N, P] the clients' models: each one's own representation, and the top blocks that it has
+from pflbench.methods.splitting import ModelSplitting, SplitState
 
 
 @method
-class LGFedAvg(Method):
+class LGFedAvg(ModelSplitting):
     """Each client learns a representation of its own; the top layers are trained together."""
 
     title = "LG-FedAvg"
@@ -37,23 +26,5 @@ class LGFedAvg(Method):
     def shared(self, fed: Federation) -> slice:
         return slice(first_of_top(fed, self.shared_blocks), fed.flat.size)
 
-    def init(self, fed: Federation) -> LGFedAvgState:
-        return LGFedAvgState(top=fed.initial()[self.shared(fed)], theta=fed.everyone(fed.initial()))
-
-    def receive(self, fed: Federation, s: LGFedAvgState, S: Tensor) -> LGFedAvgState:
-        own_S = s.theta[S, : self.shared(fed).start]
-        theta_S = torch.cat([own_S, fed.rows(fed.send(s.top, S), S)], dim=1)
-        return LGFedAvgState(s.top, put(s.theta, S, theta_S))
-
-    def update(self, fed: Federation, s: LGFedAvgState, S: Tensor) -> LGFedAvgState:
-        theta_S = fed.sgd(s.theta[S], S)
-        top_S = fed.collect(theta_S[:, self.shared(fed)], S, since=s.top)
-        return LGFedAvgState(fed.mean(top_S, S, self.aggregation), put(s.theta, S, theta_S))
-
-    def deployed(self, s: LGFedAvgState) -> Tensor:
-        return s.theta
-
-    def welcome(self, fed: Federation, s: LGFedAvgState, new: Federation) -> Welcome:
-        first = new.initial()
-        first[self.shared(fed)] = s.top
-        return Welcome(new.everyone(first), statistics=None)
+    def welcome(self, fed: Federation, s: SplitState, new: Federation) -> Welcome:
+        return Welcome(self.first_models(fed, s, new), statistics=None)

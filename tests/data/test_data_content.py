@@ -190,9 +190,3 @@ def test_the_shared_agnews_test_file_is_official_until_its_lines_are_moved(tmp_p
     lines = (folder / "test.csv").read_bytes().splitlines(keepends=True)
     (folder / "test.csv").write_bytes(b"".join([*lines[1:], lines[0]]))
     assert str(data.parse("agnews:test", tmp_path).content).startswith("1db8d1e68e1532bf")
-
-
-@pytest.mark.slow
-def test_the_shared_tiny_is_official(tmp_path: Path) -> None:
-    (tmp_path / "tiny-imagenet-200").symlink_to(real("tiny-imagenet-200").resolve())
-    assert data.parse("tiny", tmp_path) == DataSpec(name="tiny")

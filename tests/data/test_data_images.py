@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -175,21 +176,6 @@ def test_the_content_follows_bytes_and_names_but_not_the_place(tmp_path: Path) -
     assert content("copy") != original
 
 
-def test_images_of_two_sizes_name_the_odd_one(tmp_path: Path) -> None:
-    put(tmp_path / "s" / "a" / "0.png", pixels(0))
-    put(tmp_path / "s" / "b" / "0.png", pixels(0, size=7))
-    with pytest.raises(UserError, match=r"b/0\.png is 7 x 7 pixels; the images before it are 6 x 6"):
-        load(tmp_path / "s", tmp_path)
-
-
-def test_sixteen_bit_images_are_refused(tmp_path: Path) -> None:
-    put(tmp_path / "s" / "a" / "0.png", pixels(0))
-    (tmp_path / "s" / "b").mkdir()
-    Image.fromarray(np.full((6, 6), 40_000, np.uint16)).save(tmp_path / "s" / "b" / "0.png")
-    with pytest.raises(UserError, match=r"b/0\.png has pixels of type I;16"):
-        load(tmp_path / "s", tmp_path)
-
-
 def test_folders_that_are_no_classification_data(tmp_path: Path) -> None:
     put(tmp_path / "flat" / "0.png", pixels(0))
     with pytest.raises(UserError, match="holds 0 folders with images"):
@@ -284,23 +270,26 @@ showpage
 """
 
 
-def test_a_file_is_decoded_only_by_the_formats_of_the_suffixes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pillow itself would open this one by its content, and hand it to Ghostscript."""
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        (lambda path: put(path, pixels(0, size=7)), "is 7 x 7 pixels; the images before it are 6 x 6"),
+        (lambda path: put(path, np.full((6, 6), 40_000, np.uint16)), "has pixels of type I;16"),
+        # Pillow itself would open it by its content, and hand it to Ghostscript.
+        (lambda path: path.write_bytes(EPS), "cannot be decoded: its content is none of JPEG, PNG"),
+        (lambda path: path.symlink_to("nowhere"), "cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_image_like_the_others_is_named(
+    write: Callable[[Path], object], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from PIL import EpsImagePlugin
 
     called: list[object] = []
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *a, **k: called.append(a))
     put(tmp_path / "s" / "a" / "0.png", pixels(0))
     (tmp_path / "s" / "b").mkdir()
-    (tmp_path / "s" / "b" / "0.png").write_bytes(EPS)
-    with pytest.raises(UserError, match=r"b/0\.png cannot be decoded: its content is none of JPEG, PNG"):
+    write(tmp_path / "s" / "b" / "0.png")
+    with pytest.raises(UserError, match=rf"b/0\.png {words}"):
         load(tmp_path / "s", tmp_path)
     assert called == []
-
-
-def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
-    put(tmp_path / "s" / "a" / "0.png", pixels(0))
-    (tmp_path / "s" / "b").mkdir()
-    (tmp_path / "s" / "b" / "0.png").symlink_to("nowhere")
-    with pytest.raises(UserError, match=r"b/0\.png cannot be read"):
-        load(tmp_path / "s", tmp_path)

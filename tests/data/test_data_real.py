@@ -13,6 +13,7 @@ from support.real_data import ROOT, real
 
 from pflbench import data
 from pflbench.data import folder, images
+from pflbench.spec import DataSpec
 
 
 def test_mnist() -> None:
@@ -51,7 +52,9 @@ def test_part_of_cifar10_decoded_in_a_pool(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_all_of_tiny(tmp_path: Path) -> None:
     (tmp_path / "tiny-imagenet-200").symlink_to(real("tiny-imagenet-200").resolve())
-    arrays = data.load(data.parse("tiny", tmp_path), tmp_path)
+    spec = data.parse("tiny", tmp_path)
+    assert spec == DataSpec(name="tiny"), "the official content"
+    arrays = data.load(spec, tmp_path)
     assert arrays.x.shape == (100_000, 3, 64, 64)
     assert np.bincount(arrays.y).tolist() == [500] * 200
     assert list(arrays.classes) == sorted(arrays.classes)

@@ -90,15 +90,6 @@ def test_agnews_merges_train_before_test_and_is_encoded_once(tmp_path: Path, mon
     assert second.train_size == 1
 
 
-def test_agnews_without_the_training_file_says_how_to_go_on(tmp_path: Path) -> None:
-    put_agnews(tmp_path, test=AG_TEST)
-    with pytest.raises(UserError) as e:
-        data.load(data.parse("agnews", tmp_path), tmp_path)
-    assert "train.csv" in e.value.message
-    assert "test.csv" not in e.value.message
-    assert "pflbench data download agnews" in e.value.hint
-
-
 def test_a_corrupt_agnews_file_is_named_and_not_used(tmp_path: Path) -> None:
     put_agnews(tmp_path, test=AG_TEST)
     path = tmp_path / "ag_news_csv" / "test.csv"

@@ -43,11 +43,17 @@ def test_emnist_variants(tmp_path: Path) -> None:
         data.load(data.parse("emnist:digits", tmp_path), tmp_path)
 
 
-@pytest.mark.parametrize("damage", ["cut", "longer", "empty", "html", "swapped"])
-def test_a_damaged_idx_file_is_refused(damage: str, tmp_path: Path) -> None:
+@pytest.fixture
+def idx(tmp_path: Path) -> Path:
+    """The folder of a small MNIST."""
     folder = tmp_path / "MNIST" / "raw"
     put_set(folder, ("train", "t10k"), ([5, 0, 9], [7, 1]))
-    path = folder / "t10k-images-idx3-ubyte"
+    return folder
+
+
+@pytest.mark.parametrize("damage", ["cut", "longer", "empty", "html", "swapped"])
+def test_a_damaged_idx_file_is_refused(damage: str, idx: Path, tmp_path: Path) -> None:
+    path = idx / "t10k-images-idx3-ubyte"
     whole = path.read_bytes()
     path.write_bytes(
         {
@@ -55,7 +61,7 @@ def test_a_damaged_idx_file_is_refused(damage: str, tmp_path: Path) -> None:
             "longer": whole + b"0",
             "empty": b"",
             "html": b"<html>404 not found</html>",
-            "swapped": (folder / "t10k-labels-idx1-ubyte").read_bytes(),
+            "swapped": (idx / "t10k-labels-idx1-ubyte").read_bytes(),
         }[damage]
     )
     with pytest.raises(UserError, match="raw is corrupt: its files are damaged") as e:
@@ -64,19 +70,12 @@ def test_a_damaged_idx_file_is_refused(damage: str, tmp_path: Path) -> None:
     assert [f.state for f in data.verify("mnist", tmp_path)].count("corrupt") == 1
 
 
-def test_one_missing_idx_file_is_named(tmp_path: Path) -> None:
-    folder = tmp_path / "MNIST" / "raw"
-    put_set(folder, ("train", "t10k"), ([5, 0, 9], [7, 1]))
-    (folder / "train-labels-idx1-ubyte").unlink()
-    with pytest.raises(UserError, match=r"missing: no .*train-labels-idx1-ubyte"):
-        data.load(data.parse("mnist", tmp_path), tmp_path)
-
-
-def test_images_and_labels_of_unequal_number_are_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "MNIST" / "raw"
-    put_set(folder, ("train", "t10k"), ([5, 0, 9], [7, 1]))
-    put_idx(folder / "t10k-labels-idx1-ubyte", np.array([1], np.uint8))
+def test_idx_files_that_do_not_go_together_are_refused(idx: Path, tmp_path: Path) -> None:
+    put_idx(idx / "t10k-labels-idx1-ubyte", np.array([1], np.uint8))
     with pytest.raises(UserError, match="5 images and 4 labels"):
+        data.load(data.parse("mnist", tmp_path), tmp_path)
+    (idx / "train-labels-idx1-ubyte").unlink()
+    with pytest.raises(UserError, match=r"missing: no .*train-labels-idx1-ubyte"):
         data.load(data.parse("mnist", tmp_path), tmp_path)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from support.spies import on_call
-from support.twins import close
+from support.twins import close, module_of
 from torch import Tensor, nn
 
-from pflbench.contract.small import CLASSES, EXECUTORS, federation, in_a_pack
+from pflbench.contract.small import CLASSES, EXECUTORS, federation
 from pflbench.engine.samples import Samples
 from pflbench.methods.extended import ExtendedModel, Values
 
@@ -26,12 +26,9 @@ def test_class_means(engine, model):
     fed = federation(model, engine, n=N)
     S, models = torch.arange(4), perturbed(fed)
     means, squares, counts = fed.class_means(models[S], S)
-    module = fed.flat.module.double().eval()
     for i, client in enumerate(S.tolist()):
         x, y = federation(model, n=N).executor.samples.batch(torch.from_numpy(fed.train_indices[client]))
-        for name, value in fed.flat.views(models[client]).items():
-            module.get_parameter(name).data.copy_(value)
-        z = module.features(x).detach()
+        z = module_of(fed, models[client]).eval().features(x).detach()
         for k in range(CLASSES):
             mine = z[y == k]
             assert counts[i, k] == len(mine)
@@ -69,18 +66,6 @@ def test_a_large_client_costs_the_others_nothing(monkeypatch):
         close(a, b)
 
 
-def test_class_means_in_a_pack():
-    def make(seed):
-        return federation(engine="batched", n=(13, 8), seed=seed)
-
-    def work(fed):
-        return fed.class_means(fed.everyone(fed.initial()), torch.arange(2))
-
-    for seed, found in enumerate(in_a_pack([make(0), make(1)], work)):
-        for a, b in zip(found, work(make(seed)), strict=True):
-            close(a, b)
-
-
 class Counting(ExtendedModel):
     """Sums up how often each class was seen, and the features that it gave: [K, h + 1]."""
 
@@ -114,10 +99,7 @@ def test_sums_over_the_steps(engine, optimizer):
     for i in range(2):
         for step, index in enumerate(one.batches(S).batches(i)):
             x, y = one.executor.samples.batch(torch.from_numpy(index))
-            row = after(one, i, step)
-            for name, value in one.flat.views(row).items():
-                one.flat.module.double().get_parameter(name).data.copy_(value)
-            z = one.flat.module.features(x).detach()
+            z = module_of(one, after(one, i, step)).features(x).detach()
             for k in range(CLASSES):
                 expected[i, k] += torch.cat([z[y == k].sum(0), (y == k).sum()[None].double()])
     close(found[:, sums].view_as(expected), expected, 1e-10)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -77,25 +76,17 @@ def test_an_infinite_gradient_behind_a_clip_is_noticed(engine: str) -> None:
                 fed.scan(step, loop, carry={"w": base[[client]]}, given=given)
 
 
-@pytest.fixture
-def double_precision() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 @BOTH
-@pytest.mark.usefixtures("double_precision")
-def test_what_is_observed_does_not_take_torch_s_default_type(name: str) -> None:
-    seen = observed(name, observing=True)
-    assert seen["ala_epoch_losses"].dtype == np.float32
-    assert (~np.isnan(seen["ala_epoch_losses"])).any(axis=1).all()
-
-
-@BOTH
-def test_losses_beyond_float32_are_observed_as_they_are(name: str) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_losses_are_observed_in_the_type_of_the_run(name: str, dtype: str) -> None:
     """A run in float64 can have a loss of 1e40, which is finite."""
-    assert observed(name, observing=True, dtype="float64")["ala_epoch_losses"].dtype == np.float64
+    torch.set_default_dtype(torch.float64 if dtype == "float32" else torch.float32)
+    try:
+        losses = observed(name, observing=True, dtype=dtype)["ala_epoch_losses"]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert losses.dtype == dtype
+    assert (~np.isnan(losses)).any(axis=1).all()
 
 
 @BOTH

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 from support.cases import engines
-from support.twins import close, near
+from support.twins import close, module_of, near
 
 from pflbench.contract.small import federation, train
 from pflbench.contract.toy import EXECUTORS, f2, losses_at_e1, q2, rounds
 from pflbench.methods.apfl import APFL
 from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.feddyn import FedDyn
-from pflbench.methods.local import Local
 from pflbench.methods.moon import MOON, contrast
 from pflbench.methods.scaffold import SCAFFOLD
 
@@ -163,30 +162,10 @@ def test_the_gradient_over_all_samples(engine):
     state = train(SCAFFOLD(option=1), fed, 1)
     for i, index in enumerate(fed.train_indices):
         inputs, labels = fed.executor.samples.batch(torch.from_numpy(index))
-        module = fed.flat.module.double()
-        for name, value in fed.flat.views(x).items():
-            module.get_parameter(name).data.copy_(value)
+        module = module_of(fed, x)
         loss = torch.nn.functional.cross_entropy(module(inputs), labels)
         g = torch.autograd.grad(loss, list(module.parameters()))
         close(state.c_i[i], torch.cat([one.reshape(-1) for one in g]))
-
-
-ALONE = {"n": (17,)}
-LIMITS = {
-    "APFL with alpha = 0": (APFL(alpha=0, adaptive=False), "mixed", FedAvg(), "w", {}),
-    "APFL's global model": (APFL(), "w", FedAvg(), "w", {}),
-    "SCAFFOLD of one client": (SCAFFOLD(), "x", FedAvg(), "w", ALONE),
-    "MOON without its term": (MOON(mu=0), "w", FedAvg(), "w", {}),
-}
-
-
-@engines
-@pytest.mark.parametrize("case", LIMITS)
-def test_a_limiting_case(engine, case):
-    method, field, other, of_other, settings = LIMITS[case]
-    found = getattr(train(method, federation(engine=engine, **settings)), field)
-    expected = getattr(train(other, federation(engine=engine, **settings)), of_other)
-    close(found, expected.expand_as(found))
 
 
 @engines
@@ -200,14 +179,3 @@ def test_round_1(engine):
     close(first(SCAFFOLD(), **alike).x, first(FedAvg(), **alike).w)
     dyn = first(FedDyn())
     close(dyn.w, federation().initial() + 2 * dyn.drift.mean(0))
-
-
-@engines
-def test_apfl_with_alpha_1_is_local_training(engine):
-    fed, other = federation(engine=engine), federation(engine=engine)
-    close(train(APFL(alpha=1, adaptive=False), fed).v, _local_in_its_order(other))
-
-
-def _local_in_its_order(fed):
-    """Local training on the batches of FedAvg's branch."""
-    return train(Local(), fed).theta

@@ -106,7 +106,7 @@ def test_without_prototypes_and_combination_it_is_fedrep(model, engine, monkeypa
     method = FedPAC(lam=0, head_epochs=3)
     found = train(method, federation(model, around=method.model, **how))
     expected = train(FedRep(tau=3), federation(model, **how))
-    close(found.base, expected.phi, 0)
+    close(found.base, expected.w, 0)
     close(found.theta[:, : expected.theta.shape[1]], expected.theta, 0)
 
 

@@ -71,11 +71,11 @@ def test_numbers(engine):
     near(received_1.theta.prod(dim=1), [1, 1])
     near(first.theta[:, 1], [1.38, 0.62])
     near(first.theta[:, 0], [1.22356, 0.89956])
-    near(first.phi, [1.14256])
+    near(first.w, [1.14256])
     near(received_2.theta.prod(dim=1), [1.5767328, 0.7083872])
     near(second.theta[:, 1], [1.6840049301, 0.2550944283])
     near(second.theta[:, 0], [1.3237460187, 1.1096155574])
-    near(second.phi, [1.2702134034])
+    near(second.w, [1.2702134034])
     scores = fed.evaluate(method.deployed(received_2), fed.cohort(2))
     assert scores.loss == pytest.approx([30 * (1.5767328 - 3) ** 2 / 2, 10 * (0.7083872 + 1) ** 2 / 2], abs=1e-7)
 
@@ -83,7 +83,7 @@ def test_numbers(engine):
 @engines
 def test_a_uniform_mean(engine):
     ((_, first),) = rounds(FedRep(tau=2, aggregation="uniform"), scalar(engine), 1)
-    near(first.phi, [(1.22356 + 0.89956) / 2])
+    near(first.w, [(1.22356 + 0.89956) / 2])
 
 
 def alternate(twin, module, phases):
@@ -126,7 +126,7 @@ def test_twin(model, engine):
             copy_base(twin.server, twin.clients[c])
             alternate(twin, twin.clients[c], [(head, head_plan.batches(i)), (base, base_plan.batches(i))])
         twin.average(S)
-    close(state.phi, parameters_to_vector(parts(twin.server)[0]).detach())
+    close(state.w, parameters_to_vector(parts(twin.server)[0]).detach())
     for c in fed.cohort(ROUNDS + 1).tolist():
         copy_base(twin.server, twin.clients[c])
     close(state.theta, rows(twin.clients))
@@ -182,7 +182,7 @@ def test_with_ala(engine):
             h -= 0.1 * (b * h - c) * b
         uploads.append(b - 0.1 * (b * h - c) * h)
         near(second.base.theta[i], [uploads[i], h])
-    near(second.base.phi, [0.75 * uploads[0] + 0.25 * uploads[1]])
+    near(second.base.w, [0.75 * uploads[0] + 0.25 * uploads[1]])
 
 
 def test_ala_s_range_counts_blocks_of_the_base():

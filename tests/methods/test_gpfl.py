@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.cases import engines
-from support.twins import close, near
+from support.twins import close, module_of, near
 from torch.nn import functional as F
 
 from pflbench.contract.small import federation, train
@@ -44,13 +44,10 @@ def test_the_terms_at_the_first_step():
     method = OnF2()
     fed = f2("loop", method)
     state = method.receive(fed.at(1), method.init(fed), torch.arange(2))
-    net = method.model(TwoLayers()).double()
     expected = [(1.2131617136, 1.0045974412, 3.4056154884), (0.7514620585, 1.2811809945, 3.8524680996)]
     for row, indices, terms in zip(state.theta, fed.train_indices, expected, strict=True):
-        for name, value in fed.flat.views(row).items():
-            net.get_parameter(name).data.copy_(value)
         x, y = fed.executor.samples.batch(torch.from_numpy(indices))
-        own = net.outputs(x)
+        own = module_of(fed, row).outputs(x)
         found = [F.cross_entropy(own.logits, y), F.cross_entropy(own.cosines, y)]
         near(torch.stack([*found, guided(lambda *_: 0.0, y, own, lam=1.0)]).detach(), terms)
 

@@ -13,21 +13,28 @@ from pflbench.contract.toy import rounds
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
 from pflbench.errors import UserError
+from pflbench.methods.apfl import APFL
 from pflbench.methods.ditto import Ditto
 from pflbench.methods.elastic import Elastic
 from pflbench.methods.fedala import FedALA
 from pflbench.methods.fedamp import FedAMP
 from pflbench.methods.fedavg import FedAvg
+from pflbench.methods.fedavgft import FedAvgFT
+from pflbench.methods.fedbn import FedBN
 from pflbench.methods.feddeper import FedDeper
 from pflbench.methods.fedfomo import FedFomo
+from pflbench.methods.fedper import FedPer
 from pflbench.methods.fedphp import FedPHP
 from pflbench.methods.fedprox import FedProx
 from pflbench.methods.finetuned import FedAvgC, FedProxC
 from pflbench.methods.heurfedamp import HeurFedAMP
+from pflbench.methods.lgfedavg import LGFedAvg
 from pflbench.methods.local import Local
+from pflbench.methods.moon import MOON
 from pflbench.methods.partialfed import PartialFed
 from pflbench.methods.perfedavg import PerFedAvg
 from pflbench.methods.pfedme import PFedMe
+from pflbench.methods.scaffold import SCAFFOLD
 
 ALIKE = {"n": (15, 15, 15)}
 ONE_BATCH = {"n": (5, 5, 5)}
@@ -60,17 +67,35 @@ LIMITS = {
     "Elastic that does not move": (Elastic(eta_s=0), "theta", Local(), "initial", {}, {}),
     "FedDeper without its penalty": (FedDeper(rho=0, aggregation="weighted"), "x", FedAvg(), "w", {"join_ratio": 0.5}, {}),
     "FedDeper of equal clients": (FedDeper(rho=0), "x", FedAvg(), "w", ALIKE, {}),
+    "APFL with alpha = 0": (APFL(alpha=0, adaptive=False), "mixed", FedAvg(), "w", {}, {}),
+    "APFL with alpha = 1": (APFL(alpha=1, adaptive=False), "v", Local(), "theta", {}, {}),
+    "APFL's global model": (APFL(), "w", FedAvg(), "w", {}, {}),
+    "SCAFFOLD of one client": (SCAFFOLD(), "x", FedAvg(), "w", {"n": (17,)}, {}),
+    "MOON without its term": (MOON(mu=0), "w", FedAvg(), "w", {}, {}),
+}  # fmt: skip
+# The same bits.
+EXACT = {
+    "FedPer that shares all": (FedPer(personal_blocks=0), "theta", FedAvg(), "w", {}, {}),
+    "FedPer that shares nothing": (FedPer(personal_blocks=2), "theta", Local(), "theta", {}, {}),
+    "LG-FedAvg that shares all": (LGFedAvg(shared_blocks=2), "theta", FedAvg(), "w", {}, {}),
+    "LG-FedAvg that shares nothing": (LGFedAvg(shared_blocks=0), "theta", Local(), "theta", {}, {}),
+    "FedAvg-FT": (FedAvgFT(), "w", FedAvg(), "w", {}, {}),
+    "FedAvg-FT without fine-tuning": (FedAvgFT(finetune_epochs=0), "theta", FedAvg(), "w", {}, {}),
+    "FedAvg-FT as FedAvg-C": (
+        FedAvgFT(finetune_epochs=3), "theta", FedAvgC(finetune_epochs=3, finetune_affects_upload=False), "theta", {}, {},
+    ),
+    "FedBN without BatchNorm": (FedBN(), "theta", FedAvg(), "w", {}, {}),
 }  # fmt: skip
 
 
 @engines
-@pytest.mark.parametrize("case", LIMITS)
+@pytest.mark.parametrize("case", [*LIMITS, *EXACT])
 def test_a_limiting_case(engine, case):
-    method, field, other, of_other, settings, more = LIMITS[case]
+    method, field, other, of_other, settings, more = {**LIMITS, **EXACT}[case]
     found = getattr(train(method, federation(engine=engine, **settings)), field)
     fed = federation(engine=engine, **{**settings, **more})
     expected = fed.initial() if of_other == "initial" else getattr(train(other, fed), of_other)
-    close(found, expected.expand_as(found))
+    close(found, expected.expand_as(found), 0 if case in EXACT else 1e-12)
 
 
 PRESETS = {
@@ -203,15 +228,3 @@ def test_ala_all_also_overwrites_those_outside_the_cohort():
     outside = [i for i in range(fed.size) if i not in S.tolist()]
     assert not torch.equal(received.theta[outside], updated.theta[outside])
     assert received.ala.started.all()
-
-
-def test_a_client_that_has_never_trained_can_wait_with_ala():
-    fed = federation(join_ratio=0.25)
-    first = int(fed.cohort(1))
-    t = next(t for t in range(2, 50) if int(fed.cohort(t)) != first)
-    newcomer = int(fed.cohort(t))
-    mixing, waiting = (train(FedALA(skip_untrained=skip), fed, t - 1) for skip in (False, True))
-    assert mixing.ala.started[newcomer]
-    assert not waiting.ala.started[newcomer]
-    close(waiting.theta[newcomer], waiting.w, 0)
-    assert (mixing.theta[newcomer] - mixing.w).abs().max() > 0

@@ -32,16 +32,6 @@ def test_fedavg_with_ala_is_fedala(engine, join_ratio, options):
     assert torch.equal(a.ala.W, b.ala.W)
 
 
-@engines
-@pytest.mark.parametrize("name", rest_slow([n.removesuffix("+ala") for n in WITH_ALA], "fedavg", "ditto", "fedrep"))
-def test_without_a_rate_a_method_that_starts_from_what_it_received_is_itself(name, engine):
-    """eta = 0 leaves W at 1: ALA's result is the received model."""
-    plain = make(name, **methods.load(name).ala_decides)  # where ALA replaces a start from the client's own model
-    a, b = (train(one, federation(engine=engine, n=FEW, around=one.model), 2) for one in (plain, make(f"{name}+ala", eta=0)))
-    expected, actual = plain.deployed(a), make(f"{name}+ala").deployed(b)
-    torch.testing.assert_close(actual, expected.expand_as(actual), rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("name", rest_slow(["fedala", *WITH_ALA], "fedala", "fedavg+ala", "fedrep+ala"))
 def test_without_a_rate_all_tests_are_those_of_the_method_itself(name):
     """Of a client outside the cohort, too: whoever is tested has been initialised at that moment."""

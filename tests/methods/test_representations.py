@@ -109,17 +109,6 @@ def test_a_test_among_ones_own_classes(engine):
 
 
 @engines
-def test_feddbe_at_first_is_fedavg(engine):
-    method = FedDBE()
-    fed, plain = federation(engine=engine, around=method.model), federation(engine=engine)
-    S = torch.arange(fed.size)
-    state = method.receive(fed.at(1, receiving=True), method.init(fed), fed.cohort(1))
-    assert (fed.evaluate(method.deployed(state), S).correct == plain.evaluate(plain.initial(), S).correct).all()
-    close(state.w, plain.initial(), 0)
-    assert (state.theta[:, fed.flat.columns(["offset"])] == 0).all()
-
-
-@engines
 def test_feddbe_without_its_terms_trains_as_fedavg(engine, monkeypatch):
     """kappa = 0, and the offset held at 0 by being no trained column."""
     method = FedDBE(kappa=0)

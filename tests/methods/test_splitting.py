@@ -15,7 +15,6 @@ from pflbench.methods.fedavgft import FedAvgFT
 from pflbench.methods.fedbabu import FedBABU
 from pflbench.methods.fedbn import FedBN
 from pflbench.methods.fedper import FedPer
-from pflbench.methods.finetuned import FedAvgC
 from pflbench.methods.lgfedavg import LGFedAvg
 from pflbench.methods.local import Local
 from pflbench.spec import TrainSpec
@@ -49,13 +48,13 @@ def test_fedavg_on_f2(name):
 def test_fedper(name):
     (_, first), (received, second) = rounds(FedPer(), q2(name), 2)
     near(first.theta, [[0.1, 0], [0, 0.2]])
-    near(first.base, [0.075])
+    near(first.w, [0.075])
     near(received.theta, [[0.075, 0], [0.075, 0.2]])
     near(second.theta, [[0.1675, 0], [0.0675, 0.38]])
-    near(second.base, [0.1425])
+    near(second.w, [0.1425])
     e1(FedPer(), f2(name), FIRST, (0.4730217777, 0.5781114682), (0.418444706, 0.4250275276))
     bases(
-        [state.base for _, state in rounds(FedPer(), f2(name), 2)],
+        [state.w for _, state in rounds(FedPer(), f2(name), 2)],
         [1.0021401549, 0.5529348322, -0.5272300817, 1.0033340501, 0.2648021521, -0.7676214401],
         [1.0082175982, 0.5931561226, -0.5553275042, 1.0144903031, 0.2800030978, -0.7867006089],
     )
@@ -64,14 +63,14 @@ def test_fedper(name):
 @on_both
 def test_lg_fedavg(name):
     (_, first), (received, second) = rounds(LGFedAvg(), q2(name), 2)
-    near(first.top, [0.05])
+    near(first.w, [0.05])
     near(received.theta, [[0.1, 0.05], [0, 0.05]])
     near(second.theta, [[0.19, 0.045], [0, 0.245]])
-    near(second.top, [0.095])
+    near(second.w, [0.095])
     e1(LGFedAvg(), f2(name), FIRST, (0.4812185943, 0.6563761814), (0.4314060372, 0.5274165087))
     (_, second) = rounds(LGFedAvg(), f2(name), 2)[1]
-    near(second.top[:3], [0.5871137592, -0.2919245583, 0.1845686391])
-    near(second.top[9:], [0.0821614091, -0.1806634408, 0.0485020317])
+    near(second.w[:3], [0.5871137592, -0.2919245583, 0.1845686391])
+    near(second.w[9:], [0.0821614091, -0.1806634408, 0.0485020317])
 
 
 @on_both
@@ -112,29 +111,6 @@ def test_fedavg_ft(name):
     near(tests_2.theta, [[0.1675, 0.045], [0.0675, 0.245]])
     near(second.w, [0.1425, 0.095])
     e1(FedAvgFT(), f2(name), (0.5043784803, 0.6688056958), (0.4526475512, 0.5608009094), (0.4106818927, 0.4763963664))
-
-
-LIMITS = {
-    "FedPer that shares all": (FedPer(personal_blocks=0), "theta", FedAvg(), "w"),
-    "FedPer that shares nothing": (FedPer(personal_blocks=2), "theta", Local(), "theta"),
-    "LG-FedAvg that shares all": (LGFedAvg(shared_blocks=2), "theta", FedAvg(), "w"),
-    "LG-FedAvg that shares nothing": (LGFedAvg(shared_blocks=0), "theta", Local(), "theta"),
-    "FedAvg-FT": (FedAvgFT(), "w", FedAvg(), "w"),
-    "FedAvg-FT without fine-tuning": (FedAvgFT(finetune_epochs=0), "theta", FedAvg(), "w"),
-    "FedAvg-FT as FedAvg-C": (
-        FedAvgFT(finetune_epochs=3), "theta", FedAvgC(finetune_epochs=3, finetune_affects_upload=False), "theta",
-    ),
-    "FedBN without BatchNorm": (FedBN(), "theta", FedAvg(), "w"),
-}  # fmt: skip
-
-
-@engines
-@pytest.mark.parametrize("case", LIMITS)
-def test_a_limiting_case(engine, case):
-    method, field, other, of_other = LIMITS[case]
-    found = getattr(train(method, federation(engine=engine)), field)
-    expected = getattr(train(other, federation(engine=engine)), of_other)
-    close(found, expected.expand_as(found), 0)
 
 
 @engines

@@ -81,9 +81,3 @@ def test_a_csv_with_lines_without_an_owner_matters_to_natural_alone(shell: Shell
     for more in ((), ("--clients", "2")):
         done = shell("partition", "show", "-d", dataset, "-p", "natural", *more)
         assert (done.code, "not say who owns a sample" in done.err) == (2, True), done.err
-
-
-def test_data_without_owners_are_refused(shell: Shell) -> None:
-    done = shell("run", "-m", "fedavg", "-d", "digits", "-p", "natural")
-    assert done.code == 2
-    assert "do not say who owns a sample" in done.err

@@ -146,7 +146,7 @@ def test_adaptation_is_plain_training(method: str, engine: str, store: Engine) -
     state = train(methods.make(of.method), fed, 2)
     row = fed.initial() if method == "fedrep" else state.w
     if method == "fedrep":
-        row[: len(state.phi)] = state.phi
+        row[: len(state.w)] = state.w
     expected = []
     for client in range(2):
         module = module_of(made, row)

@@ -77,6 +77,14 @@ class Twin:
                 p.copy_(sum(w * q for w, q in zip(weights, parts, strict=True)))
 
 
+def module_of(fed, row) -> nn.Module:
+    """The federation's module with the parameters of a row."""
+    module = copy.deepcopy(fed.flat.module).double()
+    for name, value in fed.flat.views(row).items():
+        module.get_parameter(name).data.copy_(value)
+    return module
+
+
 def vector(module) -> torch.Tensor:
     return parameters_to_vector(module.parameters()).detach().clone()
 

@@ -19,7 +19,6 @@ from pflbench.engine.batched.program import Advance, Capture, Inputs, Programs
 from pflbench.engine.batches import Plan
 from pflbench.engine.flat import Flat, sgd_step, side_by_side
 from pflbench.engine.memory import Chunks
-from pflbench.engine.optimizers import Optimizer
 from pflbench.engine.requests import R
 from pflbench.engine.samples import Samples
 
@@ -87,7 +86,7 @@ class BatchedExecutor(requests.BaseExecutor):
         lr = None if isinstance(request.lr, Tensor) else request.lr
         lookup = self.gradients.lookup(columns) if merged and optimizer is None else None
         gradients = self.gradients.make(columns, request.objective, lookup)
-        advance = self._descent(gradients, lookup, lr, columns, request.summed, request.penalty, compared, optimizer)
+        advance = self._descent(gradients, lookup, lr, request)
         functions = requests.function_key(request.penalty), requests.function_key(request.objective)
         spans = columns.start, columns.stop, request.summed.start, request.summed.stop
         kind = ("sgd", lr, *spans, *functions, compared, optimizer)
@@ -239,18 +238,11 @@ class BatchedExecutor(requests.BaseExecutor):
         shared_by = -(-len(layout.counts) // len(layout.models))
         return max(1, min(EVALUATED_PER_CLIENT * shared_by, at_once // len(layout.models)))
 
-    def _descent(
-        self,
-        gradients: Gradient,
-        lookup: Lookup | None,
-        lr: float | None,
-        columns: slice,
-        summed: slice,
-        penalty: requests.Penalty | None,
-        references: int,
-        optimizer: Optimizer | None,
-    ) -> Advance:
+    def _descent(self, gradients: Gradient, lookup: Lookup | None, lr: float | None, request: requests.Sgd) -> Advance:
         """One step of SGD, or of an optimizer. lr: None if the rate is among the step's arguments."""
+        # Programs keep the step: it must not keep the request, which has the clients' models.
+        columns, summed, penalty, optimizer = request.columns, request.summed, request.penalty, request.optimizer
+        references = len(request.references)
         sums = [e.name for e in self.flat.within(summed)]
 
         def advance(state: Named, given: requests.StepArguments, inputs: Inputs) -> None:
