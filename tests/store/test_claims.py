@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import Engine
-from support.command import Shell
+from support.command import Shell, until
 from support.store_samples import make_record, make_spec, python, write_round
 
 from pflbench.errors import Occupied
@@ -51,10 +50,7 @@ def lost(engine: Engine) -> None:
 
 def require_connections(engine: Engine, wanted: int) -> None:
     """With locks. The server takes a moment to end one."""
-    until = time.monotonic() + 10
-    while sql(engine, f"SELECT count(*) {OURS}") != [(wanted,)]:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: sql(engine, f"SELECT count(*) {OURS}") == [(wanted,)])
 
 
 def test_one_of_many_gets_a_run(url: str, shared: Engine) -> None:
@@ -96,10 +92,7 @@ def test_a_lock_ends_with_its_process(url: str, shared: Engine) -> None:
         pass
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    until = time.monotonic() + 10
-    while claims.held(shared):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: not claims.held(shared))
     with claimed(shared, KEY):
         pass
 
@@ -130,8 +123,10 @@ def test_a_run_under_way_is_running_where_a_process_is_at_it_and_not_removed(sto
     url = store.url.render_as_string(hide_password=False)
     with locks.locked(store, key):
         assert runs.find(store, run).status == "running"
+        assert "running" in shell("runs", "list", "--db", url).out
         assert "is under way" in shell.refused("runs", "rm", str(run), "--yes", "--db", url)
     assert runs.find(store, run).status == "interrupted"
+    assert "interrupted" in shell("runs", "list", "--status", "interrupted", "--db", url).out
     assert [runs.with_current_status(store, one).status for one in runs.stored(store, runs.ALL)] == ["interrupted"]
     assert shell("runs", "rm", str(run), "--yes", "--db", url).code == 0
     assert runs.stored(store, runs.ALL) == []
