@@ -53,9 +53,7 @@ def listed(engine: Engine, run_id: int) -> list[dict[str, Any]]:
 
 def names(engine: Engine, run_ids: Collection[int], prefix: str) -> list[str]:
     """The names of these runs' arrays that begin with `prefix`, sorted."""
-    query = select(ArtifactRow.name).where(ArtifactRow.run_id.in_(run_ids), ArtifactRow.name.startswith(prefix, autoescape=True))
-    with reading(engine) as c:
-        return list(c.scalars(query.distinct().order_by(ArtifactRow.name)))
+    return sorted({name for _, name in rounds(engine, run_ids) if name.startswith(prefix)})
 
 
 def rounds(engine: Engine, run_ids: Collection[int], names: Collection[str] | None = None) -> dict[tuple[int, str], list[int]]:

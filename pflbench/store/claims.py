@@ -1,6 +1,6 @@
-"""Locks of runs on PostgreSQL: session advisory locks on a connection of their own.
+"""Locks of runs on PostgreSQL: a session advisory lock for each run, on a connection of its own.
 
-The server frees them when that connection ends: at once with its process, after a minute if the machine is gone. A pooler
+The server frees it when that connection ends: at once with its process, after a minute if the machine is gone. A pooler
 must use session pooling.
 """
 
@@ -10,9 +10,8 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from weakref import WeakKeyDictionary
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from pflbench.errors import Occupied
@@ -32,73 +31,36 @@ _HELD = """
 """
 
 
-class _Session:
-    """A connection to the server, and the keys of the runs that it has locked."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.keys: set[str] = set()
-        self._engine, self._connection = engine, engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        self._connection.detach()  # closing it ends its session, and the pool gives it to nobody else
-        self._connection.execute(text(_SETTINGS), {"who": f"{platform.node()[:40]}, process {os.getpid()}"})
-
-    def is_alive(self) -> bool:
-        try:
-            self._connection.exec_driver_sql("SELECT 1")
-        except SQLAlchemyError:
-            self._connection.close()
-            return False
-        return True
-
-    def take(self, key: str) -> None:
-        """Raises Occupied."""
-        if key in self.keys or not self._locks("pg_try_advisory_lock", key):
-            self._end_if_unused()
-            raise Occupied(
-                f"Another process is training this run: {held(self._engine).get(key, 'it has just ended')}.",
-                "Wait for it, or stop it first. One whose machine is gone is released after a minute.",
-            )
-        self.keys.add(key)
-
-    def release(self, key: str) -> None:
-        self.keys.remove(key)
-        with suppress(SQLAlchemyError):  # if the connection is lost, so is the lock
-            self._locks("pg_advisory_unlock", key)
-        self._end_if_unused()
-
-    def _end_if_unused(self) -> None:
-        if not self.keys:
-            with suppress(SQLAlchemyError):
-                self._connection.close()
-
-    def _locks(self, function: str, key: str) -> bool:
-        number = int.from_bytes(bytes.fromhex(key), signed=True)
-        return bool(self._connection.scalar(text(f"SELECT {function}(:number)"), {"number": number}))
-
-
-_sessions: WeakKeyDictionary[Engine, _Session] = WeakKeyDictionary()  # one for all runs of an engine
-
-
 @contextmanager
 def claimed(engine: Engine, key: str) -> Iterator[Callable[[], None]]:
     """Locks the runs of a key for this process. Raises Occupied.
 
     Yields a function that takes the lock again if it was lost with its connection; it raises Occupied and Unreachable.
     """
-    mine: _Session | None = None
+    number = int.from_bytes(bytes.fromhex(key), signed=True)
+    mine: Connection | None = None
 
     def take() -> None:
         nonlocal mine
+        if mine is not None and _is_alive(mine):
+            return
         with friendly(engine.url):
-            if (session := _session(engine)) is not mine:
-                session.take(key)
-                mine = session
+            mine = _connect(engine)
+            if not mine.scalar(text("SELECT pg_try_advisory_lock(:number)"), {"number": number}):
+                mine.close()
+                raise Occupied(
+                    f"Another process is training this run: {held(engine).get(key, 'it has just ended')}.",
+                    "Wait for it, or stop it first. One whose machine is gone is released after a minute.",
+                )
 
     patiently(take)
     try:
         yield take
     finally:
         assert mine is not None
-        mine.release(key)
+        with suppress(SQLAlchemyError):  # if the connection is lost, so is the lock
+            mine.exec_driver_sql("SELECT pg_advisory_unlock_all()")  # the server takes a moment to see that it is closed
+        mine.close()
 
 
 def held(engine: Engine) -> dict[str, str]:
@@ -107,8 +69,17 @@ def held(engine: Engine) -> dict[str, str]:
         return {row[0]: row[1] for row in c.execute(text(_HELD))}
 
 
-def _session(engine: Engine) -> _Session:
-    found = _sessions.get(engine)
-    if found is None or not found.keys or not found.is_alive():
-        found = _sessions[engine] = _Session(engine)
-    return found
+def _connect(engine: Engine) -> Connection:
+    connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+    connection.detach()  # closing it ends its session, and the pool gives it to nobody else
+    connection.execute(text(_SETTINGS), {"who": f"{platform.node()[:40]}, process {os.getpid()}"})
+    return connection
+
+
+def _is_alive(connection: Connection) -> bool:
+    try:
+        connection.exec_driver_sql("SELECT 1")
+    except SQLAlchemyError:
+        connection.close()
+        return False
+    return True

@@ -26,7 +26,7 @@ from pflbench.errors import NothingYet, UserError, require_regular
 from pflbench.plain import without_passwords
 from pflbench.store import failures, journal
 from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, friendly, from_json, place, sqlite_path
-from pflbench.store.opened import has_other_names, in_place, watch
+from pflbench.store.opened import in_place, watch
 
 # SQLAlchemy raises what it logs. Without a handler Python would also print it, with a traceback: a Ctrl-C while a file is closed.
 logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())
@@ -207,7 +207,7 @@ def open_engine(url: str, *, read_only: bool = False) -> Engine:
     except ImportError:  # also if psycopg is installed without its library
         raise UserError(f"{place(target)} needs the driver 'psycopg'.", 'pip install "pflbench[postgres]"') from None
     if path := sqlite_path(target):
-        watch(engine, path, read_only=read_only)
+        watch(engine, path)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
@@ -286,11 +286,16 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def _is_write_protected(url: URL) -> bool:
-    """Whether the file exists and must not be written (hard links), or cannot be, as on a read-only file system."""
+    """Whether the file exists and must not be written, or cannot be, as on a read-only file system."""
     path = sqlite_path(url)
     if path is None or not path.is_file():
         return False
-    return has_other_names(path) or not all(os.access(each, os.W_OK) for each in (path, path.resolve().parent))
+    return _has_other_names(path) or not all(os.access(each, os.W_OK) for each in (path, path.resolve().parent))
+
+
+def _has_other_names(path: Path) -> bool:
+    """By hard links. SQLite keeps its log under the name that it opens: two names, two logs, and a damaged file."""
+    return path.is_file() and path.stat().st_nlink > 1
 
 
 def _reader(url: URL) -> Callable[[], sqlite3.Connection]:
@@ -320,6 +325,11 @@ def _require_place(url: URL, create: bool) -> None:
         raise UserError(f"{path} is not a SQLite database.", ELSEWHERE)
     if not create and not path.exists():
         raise _missing(url)
+    if create and _has_other_names(path):
+        raise UserError(
+            f"{path} has {path.stat().st_nlink} names (hard links): written through both, it would be damaged.",
+            "Make it a file of its own, `cp` it and `mv` the copy to its name; or remove the other name.",
+        )
 
 
 def _missing(url: URL) -> UserError:

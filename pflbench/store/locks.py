@@ -67,10 +67,24 @@ def locked(engine: Engine, key: str) -> Iterator[RequireOwned]:
     if engine.dialect.name == "postgresql":
         with claims.claimed(engine, key) as claim:
             yield claim
-    else:
-        database = sqlite_path(engine.url)
-        with _file_locked(folder(database), key, str(database or "The working directory")):
+        return
+    database = sqlite_path(engine.url)
+    where = folder(database)
+    path = where / f"{key}.lock"
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+        handle = _own(path)
+    except PermissionError as error:
+        place = database or "The working directory"
+        raise UserError(
+            f"{place} can be read, but no run be made: {where} cannot be written: {error.strerror}.",
+            "Checkpoints lie there; choose another --db.",
+        ) from None
+    with handle:
+        try:
             yield lambda: None  # the lock of a file ends with its process
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def _is_locked(where: Path, key: str) -> bool:
@@ -82,24 +96,6 @@ def _is_locked(where: Path, key: str) -> bool:
         return False
     except OSError:  # locked by another process, or the file system has no locks
         return True
-
-
-@contextmanager
-def _file_locked(where: Path, key: str, database: str) -> Iterator[None]:
-    path = where / f"{key}.lock"
-    try:
-        where.mkdir(parents=True, exist_ok=True)
-        handle = _own(path)
-    except PermissionError as error:
-        raise UserError(
-            f"{database} can be read, but no run be made: {where} cannot be written: {error.strerror}.",
-            "Checkpoints lie there; choose another --db.",
-        ) from None
-    with handle:
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
 
 
 def _own(path: Path) -> IO[str]:

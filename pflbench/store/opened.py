@@ -10,27 +10,30 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
 
-from pflbench.errors import UserError, Vanished
+from pflbench.errors import Vanished
 
-_OPTION = "opened"
-_LOG = "opened_log"  # of a connection: the files that SQLite has beside the database, as they were
+Files = dict[Path, os.stat_result]
+"""Files as they were found the last time."""
+
 _HINT = "Nothing more is written to it. Put it back, or a backup in its place: the same command goes on with what is in it."
+_DATABASE = "pflbench_database"  # option of an engine: its file
+_LOG = "pflbench_log"  # of a connection: the files that SQLite has beside the database
 
 
-def watch(engine: Engine, path: Path, *, read_only: bool) -> None:
+def watch(engine: Engine, path: Path) -> None:
     """From its first connection on the engine opens this file and no other, which SQLite would make where there is none.
 
-    Unless read_only, connecting raises UserError for a file with several names: each would have a write-ahead log of its own.
+    The file is never opened here: closing it would drop the locks that this process holds on it by SQLite.
     """
-    opened = _Opened(path, read_only)
-    event.listen(engine, "do_connect", opened.before_connecting)
-    event.listen(engine, "connect", opened.require)
-    engine.update_execution_options(**{_OPTION: opened})
+    database: Files = {}
+    path = path.absolute()
+    event.listen(engine, "do_connect", lambda *_: _require_same(database))
+    event.listen(engine, "connect", lambda *_: database.setdefault(path, path.stat()))
+    engine.update_execution_options(**{_DATABASE: database})
 
 
 def require_in_place(connection: Connection, *, written: bool = False) -> None:
@@ -38,21 +41,20 @@ def require_in_place(connection: Connection, *, written: bool = False) -> None:
 
     Raises Vanished where the file, or its write-ahead log, is no longer what lies at its path, or is shorter than it was.
     """
-    opened: _Opened | None = connection.get_execution_options().get(_OPTION)
-    if opened is None:
-        return
+    database: Files = connection.get_execution_options().get(_DATABASE, {})
     try:
-        opened.require()
+        _require_same(database)
     except Vanished:
         # Else SQLite would read the log with what has taken the file's place. A file that was moved gets all of it.
         with suppress(sqlite3.Error):
             connection.connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
         raise
-    # A connection that has written has the log open, and SQLite removes none that is open.
-    if known := connection.info.get(_LOG):
-        connection.info[_LOG] = {path: _require(path, before) for path, before in known.items()}
-    elif written:
-        connection.info[_LOG] = {path: path.stat() for path in opened.beside if path.exists()}
+    log: Files = connection.info.setdefault(_LOG, {})
+    _require_same(log)
+    if written and not log:  # a connection that has written has the log open, and SQLite removes none that is open
+        for path in database:
+            beside = (Path(f"{path.resolve()}{suffix}") for suffix in ("-wal", "-shm"))  # of a symbolic link: beside its target
+            log.update({path: path.stat() for path in beside if path.exists()})
 
 
 @contextmanager
@@ -68,43 +70,18 @@ def in_place(connection: Connection, *, written: bool = False) -> Iterator[None]
         require_in_place(connection, written=True)
 
 
-def has_other_names(path: Path) -> bool:
-    """By hard links. SQLite keeps its log under the name that it opens: two names, two logs, and a damaged file."""
-    return path.is_file() and path.stat().st_nlink > 1
-
-
-class _Opened:
-    """The file of an engine. It is never opened here: closing it would drop the locks this process holds on it by SQLite."""
-
-    def __init__(self, path: Path, read_only: bool) -> None:
-        self._path, self._read_only = path.absolute(), read_only
-        self.beside = [Path(f"{path.resolve()}{suffix}") for suffix in ("-wal", "-shm")]  # behind a symbolic link
-        self._file: os.stat_result | None = None
-
-    def before_connecting(self, *_: Any) -> None:
-        if self._file is not None:
-            self.require()
-        elif not self._read_only and has_other_names(self._path):
-            raise UserError(
-                f"{self._path} has {self._path.stat().st_nlink} names (hard links): written through both, it would be damaged.",
-                "Make it a file of its own, `cp` it and `mv` the copy to its name; or remove the other name.",
-            )
-
-    def require(self, *_: Any) -> None:
-        """Raises Vanished."""
-        self._file = _require(self._path, self._file)
-
-
-def _require(path: Path, before: os.stat_result | None) -> os.stat_result:
-    """What is found there. Raises Vanished."""
-    try:
-        found = path.stat()
-    except OSError:
-        wrong = "is no longer there: it was removed or moved, or its folder was, while it was in use"
-    else:
-        if before is None or (os.path.samestat(found, before) and found.st_size >= before.st_size):
-            return found
-        wrong = "was replaced by another file while it was in use"
-        if os.path.samestat(found, before):
-            wrong = f"was cut short while it was in use: it has {found.st_size:,} bytes, and had {before.st_size:,}"
-    raise Vanished(f"{path} {wrong}.", _HINT)
+def _require_same(files: Files) -> None:
+    """Raises Vanished."""
+    for path, before in files.items():
+        try:
+            found = path.stat()
+        except OSError:
+            wrong = "is no longer there: it was removed or moved, or its folder was, while it was in use"
+        else:
+            if os.path.samestat(found, before) and found.st_size >= before.st_size:
+                files[path] = found
+                continue
+            wrong = "was replaced by another file while it was in use"
+            if os.path.samestat(found, before):
+                wrong = f"was cut short while it was in use: it has {found.st_size:,} bytes, and had {before.st_size:,}"
+        raise Vanished(f"{path} {wrong}.", _HINT)

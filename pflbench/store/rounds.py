@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, Double, Engine, Integer, cast, column, func, literal, select, values
+from sqlalchemy import CTE, ColumnElement, Double, Engine, Integer, cast, column, func, literal, select, values
 
 from pflbench.errors import UserError
-from pflbench.store import runs
+from pflbench.store import arrays, runs
 from pflbench.store.arrays import Floats, Integers
 from pflbench.store.database import reading
 from pflbench.store.runs import Measure, Result, RoundRule, RunScope
-from pflbench.store.schema import ArtifactRow, ClientRoundRow, NewClientRow, RoundRow, RunRow, SeriesRow
+from pflbench.store.schema import ClientRoundRow, NewClientRow, RoundRow, RunRow, SeriesRow
 
+_OF_A_ROUND = (  # what the costs of a run are computed from
+    *("round", "accuracy", "participants", "seconds_receive", "seconds_update", "seconds_evaluate", "flops", "peak_memory"),
+    *("params_up", "params_down", "scalars_up", "scalars_down", "bytes_up", "bytes_down"),
+)
+_ALA_EPOCHS = "ala_init_epochs"
 CENTRAL = "central"  # the second series of the global model on the central test set
 
 _WHICH_ROUNDS = "`pflbench runs show RUN` shows which rounds it has."
 # Without evaluation, which is the benchmark's time and not the method's.
 _SPENT: ColumnElement[float] = func.coalesce(RoundRow.seconds_receive, 0.0) + func.coalesce(RoundRow.seconds_update, 0.0)
-_TRAINED = RoundRow.participants > 0
-
-
-def _per_participant(sent: ColumnElement[int | None]) -> ColumnElement[float]:
-    return func.coalesce(cast(sent, Double) / RoundRow.participants, 0.0)
-
-
-# The costs of a round; zero if not measured.
-_COSTS: dict[str, ColumnElement[float]] = {
-    "spent": _SPENT,
-    "evaluated": func.coalesce(RoundRow.seconds_evaluate, 0.0),
-    "parameters": _per_participant(RoundRow.params_up + RoundRow.params_down),
-    "scalars": _per_participant(RoundRow.scalars_up + RoundRow.scalars_down),
-    "bytes": _per_participant(RoundRow.bytes_up + RoundRow.bytes_down),
-    "flops": func.coalesce(cast(RoundRow.flops, Double), 0.0),
-}
 
 
 @dataclass(frozen=True)
@@ -216,8 +206,7 @@ def clients(engine: Engine, run_id: int, round: int | None = None) -> Clients:
 def clients_of(engine: Engine, run_ids: Mapping[int, int]) -> dict[int, Clients]:
     """As `clients`, for several runs: number of the run -> round."""
     columns = (ClientRoundRow.client, ClientRoundRow.correct, ClientRoundRow.total, ClientRoundRow.loss)
-    # A join with a table of values: with `IN`, SQLite would scan all rows of all runs.
-    wanted = values(column("run", Integer), column("round", Integer), name="wanted").data(list(run_ids.items())).cte()
+    wanted = _table_of(run_ids)
     mine = (ClientRoundRow.run_id == wanted.c.run) & (ClientRoundRow.round == wanted.c.round)
     query = select(wanted.c.run, *columns).join_from(wanted, ClientRoundRow, mine).order_by(wanted.c.run, ClientRoundRow.client)
     with reading(engine) as c:
@@ -237,7 +226,7 @@ def by_client(engine: Engine, run_ids: Mapping[int, int], last: int = 1) -> dict
 
     run_ids: number of the run -> round. Clients that were not tested in these rounds, or have no test data, are left out.
     """
-    wanted = values(column("run", Integer), column("round", Integer), name="wanted").data(list(run_ids.items())).cte()
+    wanted = _table_of(run_ids)
     mine = (RoundRow.run_id == wanted.c.run, RoundRow.round <= wanted.c.round, RoundRow.accuracy.is_not(None))
     rounds = select(RoundRow.round).where(*mine).order_by(RoundRow.round.desc()).limit(last).correlate(wanted)
     share = cast(ClientRoundRow.correct, Double) / ClientRoundRow.total
@@ -252,7 +241,7 @@ def by_client(engine: Engine, run_ids: Mapping[int, int], last: int = 1) -> dict
 
 def tested(engine: Engine, run_ids: Mapping[int, int]) -> dict[int, int]:
     """The number of test samples of each run's clients together. run_ids: as of `by_client`; runs without any are left out."""
-    wanted = values(column("run", Integer), column("round", Integer), name="wanted").data(list(run_ids.items())).cte()
+    wanted = _table_of(run_ids)
     mine = (ClientRoundRow.run_id == wanted.c.run) & (ClientRoundRow.round == wanted.c.round) & (ClientRoundRow.total > 0)
     query = select(wanted.c.run, func.sum(ClientRoundRow.total)).join_from(wanted, ClientRoundRow, mine).group_by(wanted.c.run)
     with reading(engine) as c:
@@ -272,43 +261,65 @@ def adaptation(engine: Engine, run_ids: Collection[int]) -> dict[int, Adaptation
 
 def costs(engine: Engine, run_ids: Collection[int], tolerance: float) -> dict[int, Cost]:
     """The costs of each run; runs without a trained and evaluated round are left out. tolerance: of accuracy, a fraction."""
+    columns = (RoundRow.run_id, *(getattr(RoundRow, name) for name in _OF_A_ROUND))
+    query = select(*columns).where(RoundRow.run_id.in_(run_ids)).order_by(RoundRow.run_id, RoundRow.round)
+    stages = arrays.rounds(engine, run_ids, [_ALA_EPOCHS])
     found = {}
     with reading(engine) as c:
-        totals = {row.id: row for row in c.execute(_totals(run_ids, tolerance))}
-        for row in _medians(c, {run: row.trained for run, row in totals.items()}):
-            run = totals[row.id]
-            found[row.id] = Cost(
-                best=run.best,
-                converged=run.converged,
-                seconds_total=run.total or 0.0,
-                seconds_initial=run.initial or 0.0,
-                seconds_round=row.spent,
-                seconds_evaluate=row.evaluated,
-                parameters=row.parameters,
-                scalars=row.scalars,
-                bytes=row.bytes,
-                flops=row.flops if run.counted == run.trained else None,
-                multiple=row.parameters / run.parameters if run.parameters else None,
-                peak_memory=run.peak_memory,
-            )
+        sizes = {row.id: row.parameters for row in c.execute(select(RunRow.id, RunRow.parameters).where(RunRow.id.in_(run_ids)))}
+        for run, rows in groupby(c.execution_options(yield_per=10_000).execute(query), key=itemgetter(0)):
+            of = dict(zip(_OF_A_ROUND, floats([row[1:] for row in rows], len(_OF_A_ROUND)).T, strict=True))
+            if cost := _cost(of, sizes[run], tolerance, stages.get((run, _ALA_EPOCHS), [])):
+                found[run] = cost
     return found
+
+
+def _cost(of: dict[str, Floats], size: int | None, tolerance: float, stages: list[int]) -> Cost | None:
+    """of: columns of all rounds of a run. stages: the rounds after which the reception begins with ALA's initial stage."""
+    trained, accuracy = of["participants"] > 0, of["accuracy"]
+    if not trained.any() or np.isnan(accuracy).all():
+        return None
+    best = float(np.nanmax(accuracy))
+    converged = int(of["round"][accuracy >= best - tolerance][0])
+    within = (of["round"] > 0) & (of["round"] <= converged)
+    receive, update, evaluate = (np.nan_to_num(of[f"seconds_{phase}"]) for phase in ("receive", "update", "evaluate"))
+
+    def median(values: Floats) -> float:
+        return float(np.median(values[trained]))
+
+    def per_participant(what: str) -> float:
+        sent = of[f"{what}_up"][trained] + of[f"{what}_down"][trained]
+        return float(np.median(np.nan_to_num(sent / of["participants"][trained])))
+
+    parameters, memory = per_participant("params"), of["peak_memory"][trained]
+    return Cost(
+        best=best,
+        converged=converged,
+        seconds_total=math.fsum((receive + update)[within]),
+        # The array of row t is of the reception of round t + 1, whose cost is in row t + 1.
+        seconds_initial=math.fsum(receive[within & np.isin(of["round"] - 1, stages)]),
+        seconds_round=median(receive + update),
+        seconds_evaluate=median(evaluate),
+        parameters=parameters,
+        scalars=per_participant("scalars"),
+        bytes=per_participant("bytes"),
+        flops=None if np.isnan(of["flops"][trained]).any() else median(of["flops"]),
+        multiple=parameters / size if size else None,
+        # Each row has the peak so far, which starts again when a run is resumed.
+        peak_memory=None if np.isnan(memory).all() else int(np.nanmax(memory)),
+    )
 
 
 def reached(engine: Engine, run_ids: Collection[int], accuracy: float) -> dict[int, Reached]:
     """By run, if it has a round with at least this accuracy (a fraction; up to rounding)."""
-    mine = (RoundRow.run_id == RunRow.id) & (RoundRow.accuracy >= accuracy - 1e-9)
-    first = select(func.min(RoundRow.round)).where(mine).scalar_subquery()
-    base = select(RunRow.id, first.label("round")).where(RunRow.id.in_(run_ids)).subquery()
-    up_to = (RoundRow.run_id == base.c.id) & (RoundRow.round > 0) & (RoundRow.round <= base.c.round)
-    sums = (
-        func.coalesce(func.sum(RoundRow.bytes_up + RoundRow.bytes_down), 0),
-        func.coalesce(func.sum(_SPENT), 0.0),
-        func.sum(RoundRow.seconds_simulated),
-    )
-    totals = select(*(select(one).where(up_to).correlate(base).scalar_subquery() for one in sums))
-    query = totals.add_columns(base.c.id, base.c.round).where(base.c.round.is_not(None))
+    first = select(RoundRow.run_id, func.min(RoundRow.round).label("round")).group_by(RoundRow.run_id)
+    at = first.where(RoundRow.run_id.in_(run_ids), RoundRow.accuracy >= accuracy - 1e-9).subquery().c
+    bytes = func.coalesce(func.sum(RoundRow.bytes_up + RoundRow.bytes_down), 0)
+    sums = (bytes, func.coalesce(func.sum(_SPENT), 0.0), func.sum(RoundRow.seconds_simulated))
+    up_to = (RoundRow.run_id == at.run_id) & RoundRow.round.between(1, at.round)
+    query = select(at.run_id, at.round, *sums).join(RoundRow, up_to, isouter=True).group_by(at.run_id, at.round)
     with reading(engine) as c:
-        return {run: Reached(t, int(sent), spent, simulated) for sent, spent, simulated, run, t in c.execute(query)}
+        return {run: Reached(t, int(sent), spent, simulated) for run, t, sent, spent, simulated in c.execute(query)}
 
 
 def speeds(engine: Engine, among: RunScope, methods: Collection[str]) -> list[Speed]:
@@ -323,6 +334,11 @@ def speeds(engine: Engine, among: RunScope, methods: Collection[str]) -> list[Sp
             seconds = cost.seconds_round + cost.seconds_evaluate
             speeds.append(Speed(run.method, run.dataset, run.model, clients, epochs, seconds))
     return speeds
+
+
+def _table_of(run_ids: Mapping[int, int]) -> CTE:
+    """Runs and rounds as a table to join with: for `IN`, SQLite would scan all rows of all runs."""
+    return values(column("run", Integer), column("round", Integer), name="wanted").data(list(run_ids.items())).cte()
 
 
 def floats(rows: Sequence[Any], width: int) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -346,50 +362,3 @@ def _evaluated(engine: Engine, run_ids: Collection[int]) -> Integers:
         longest = c.scalar(furthest)
         query = select(RoundRow.round).where(RoundRow.run_id == longest, RoundRow.accuracy.is_not(None)).order_by(RoundRow.round)
         return np.array(c.scalars(query).all(), dtype=np.int64)
-
-
-def _totals(run_ids: Collection[int], tolerance: float) -> Any:
-    """A query with one row per run: numbers over all rounds, each a seek or a short scan along an index."""
-    mine = RoundRow.run_id == RunRow.id
-    best = select(func.max(RoundRow.accuracy)).where(mine).scalar_subquery()
-    trained = select(func.count()).where(mine, _TRAINED).scalar_subquery()
-    counted = select(func.count(RoundRow.flops)).where(mine, _TRAINED).scalar_subquery()
-    # The maximum so far, which starts again when a run is resumed.
-    peak = select(func.max(RoundRow.peak_memory)).where(mine, _TRAINED).scalar_subquery()
-    base = (
-        select(RunRow.id, RunRow.parameters, best.label("best"), trained.label("trained"), counted.label("counted"))
-        .add_columns(peak.label("peak_memory"))
-        .where(RunRow.id.in_(run_ids), best.is_not(None), trained > 0)
-        .subquery()
-    )
-    mine = RoundRow.run_id == base.c.id
-    converged = select(func.min(RoundRow.round)).where(mine, RoundRow.accuracy >= base.c.best - tolerance).scalar_subquery()
-    reached = select(base, converged.label("converged")).subquery()
-    mine = (RoundRow.run_id == reached.c.id) & (RoundRow.round > 0)
-    within = mine & (RoundRow.round <= reached.c.converged)
-    # The array of row t is of the reception of round t + 1, whose cost is in row t + 1. The condition is on the array's round, so
-    # that an index finds it; `round IN (stages)` would scan all arrays of a run for each of its rounds.
-    shown = (ArtifactRow.run_id == reached.c.id) & (ArtifactRow.name == "ala_init_epochs")
-    stages = select(func.sum(RoundRow.seconds_receive)).where(within, shown, ArtifactRow.round == RoundRow.round - 1)
-    return select(
-        reached,
-        select(func.sum(_SPENT)).where(within).scalar_subquery().label("total"),
-        stages.correlate(reached).scalar_subquery().label("initial"),
-    )
-
-
-def _medians(c: Connection, trained: dict[int, int]) -> Iterator[Any]:
-    """For each run the medians over its trained rounds: seconds, and what a participant sent and received."""
-    by_length: dict[int, list[int]] = defaultdict(list)
-    for run, length in trained.items():
-        by_length[length].append(run)
-    for length, ids in by_length.items():
-        columns = [_median(column, length).label(name) for name, column in _COSTS.items()]
-        yield from c.execute(select(RunRow.id, *columns).where(RunRow.id.in_(ids)))
-
-
-def _median(column: ColumnElement[float], length: int) -> ColumnElement[float]:
-    """The median over a run's trained rounds, of which there are `length`: the middle value, or the mean of the middle two."""
-    mine = select(column.label("value")).where(RoundRow.run_id == RunRow.id, _TRAINED).correlate(RunRow)
-    middle = mine.order_by("value").offset((length - 1) // 2).limit(2 - length % 2).subquery()
-    return select(func.avg(middle.c.value)).scalar_subquery()

@@ -133,18 +133,14 @@ def scores(engine: Engine, keys: Collection[str]) -> dict[str, float]:
         finished = [run for run in found if run.status == "finished"]
         if over := finished or [run for run in found if run.status in ("diverged", "failed")]:
             ended[key] = over[-1]
-    best = _best_validation(engine, [run.id for run in ended.values()])
+    query = select(RoundRow.run_id, func.max(RoundRow.val_accuracy)).group_by(RoundRow.run_id)
+    query = query.where(RoundRow.run_id.in_([run.id for run in ended.values()]))
+    with reading(engine) as connection:
+        best = {run: accuracy for run, accuracy in connection.execute(query) if accuracy is not None}
     for run in ended.values():
         if run.status == "finished" and run.id not in best:
             raise UserError(f"Run {run.id} has no validation accuracy: no client has validation samples.", "Raise --val-share.")
     return {key: best[run.id] if run.status == "finished" else 0.0 for key, run in ended.items()}
-
-
-def _best_validation(engine: Engine, run_ids: Collection[int]) -> dict[int, float]:
-    """By run, the best validation accuracy of any round; runs without are left out."""
-    query = select(RoundRow.run_id, func.max(RoundRow.val_accuracy)).where(RoundRow.run_id.in_(run_ids)).group_by(RoundRow.run_id)
-    with reading(engine) as connection:
-        return {run: best for run, best in connection.execute(query) if best is not None}
 
 
 def mark(engine: Engine, keys: Collection[str], study: StoredStudy) -> None:

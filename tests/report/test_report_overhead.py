@@ -65,7 +65,7 @@ def test_a_run_that_is_twice_as_long_takes_twice_as_long_to_read(engine: Engine)
             connection.connection.driver_connection.set_progress_handler(lambda of=taken: next(of) < 0, 100)  # of the pool's one
         costs(engine, [run], 0.002)
         steps.append(next(taken))
-    assert steps[0] > 100
+    assert steps[0] > 50  # it was counted
     assert steps[1] < 2.5 * steps[0]
 
 

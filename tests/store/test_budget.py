@@ -98,27 +98,6 @@ def test_a_sum_may_be_larger_than_an_integer_of_the_database(engine: Engine) -> 
     assert at(engine, RoundRule("best"), "flops", 1e19).value == 0.2
 
 
-def test_it_is_the_rule_over_the_rounds_that_are_left(engine: Engine) -> None:
-    random = np.random.default_rng(5)
-    drawn = {}
-    for seed in range(5):
-        length = int(random.integers(1, 30))
-        accuracy = [None if random.random() < 0.3 else float(a) for a in random.integers(0, 6, length) / 5]
-        cost = [None, *map(int, random.integers(0, 9, length - 1))]
-        drawn[add(engine, seed, accuracy=accuracy, flops=cost)] = accuracy, np.cumsum([c or 0 for c in cost])
-    for limit in range(0, 130, 7):
-        for rule in RULES[:3]:
-            for run, (accuracy, spent) in drawn.items():
-                found = at(engine, rule, "flops", limit, run)
-                left = [(a, -t) for t, a in enumerate(accuracy) if a is not None and spent[t] <= limit]
-                if not left:
-                    assert found.value is None
-                    continue
-                chosen = [max(left)] if rule.rule == "best" else left[-rule.last :]
-                assert found.value == pytest.approx(np.mean([a for a, _ in chosen]), abs=1e-12)
-                assert (found.round, found.used) == (-chosen[-1][1], len(chosen))
-
-
 def test_flops_of_a_round_are_the_median_of_trained_rounds(engine: Engine) -> None:
     ones: list[float | int | None] = [0, 4, 4, 4, 0]
     add(engine, accuracy=[0.1] * 5, participants=ones, flops=[None, 5, 1, 30, 0])

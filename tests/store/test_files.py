@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.command import Shell
-from support.report_database import add_partition, add_run, at_work, spec
+from support.report_database import add_partition, add_run, spec
 from support.store_samples import write_round
 
 from pflbench.store import database as db
@@ -107,19 +107,6 @@ def test_a_database_on_a_read_only_file_system_can_be_read(shell: Shell, filled:
     assert "read-only" in shell.refused("runs", "rm", "1", "--yes", "--db", str(filled))
 
 
-def test_a_run_that_nobody_is_at_is_interrupted(shell: Shell, filled: Path) -> None:
-    engine = db.connect(db.to_url(str(filled)))
-    run = add_run(engine, spec("ditto"), [0.1], status="running")
-    listed = ("runs", "list", "--db", str(filled))
-    with at_work(engine, run):
-        assert "running" in shell(*listed).out
-        assert "running" in shell("runs", "show", str(run), "--db", str(filled)).out
-    assert "running" not in shell(*listed).out
-    for shown in (shell(*listed, "--status", "interrupted").out, shell("runs", "show", str(run), "--db", str(filled)).out):
-        assert "interrupted" in shown
-    engine.dispose()
-
-
 @pytest.mark.parametrize("methods", [("-m", "fedala"), ("-m", "fedavg", "-m", "fedala")])
 def test_an_impossible_hyperparameter_leaves_no_run(shell: Shell, methods: tuple[str, ...]) -> None:
     """Nor does anything run before it is found."""
@@ -141,12 +128,6 @@ def test_options_of_the_other_executor_are_refused(shell: Shell, arguments: tupl
     assert told in shell.refused("run", "-m", "fedavg", *arguments)
     assert told in shell.refused("reproduce", "accuracy", "--scale", "smoke", *arguments)
     assert not Path("pflbench.db").exists()
-
-
-def test_a_hyperparameter_is_set_once(shell: Shell) -> None:
-    twice = ("--set", "fedala.p=1", "--set", "fedala.p=2")
-    for command in (("run", "-m", "fedala"), ("run", "-m", "fedala", "--dry-run")):
-        assert "--set gives fedala.p twice." in shell.refused(*command, *twice)
 
 
 def test_what_a_killed_process_left_aside_goes_and_what_a_living_one_writes_stays(tmp_path: Path) -> None:

@@ -10,27 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import h5py
-import numpy as np
 import pytest
 from sqlalchemy import Engine
 from support.command import Shell
 from support.raw_sql import sql
-from support.store_samples import make_partition, make_record, make_spec, write_round
+from support.store_samples import add_run, make_spec
 
-from pflbench.spec import RunSpec
 from pflbench.store import database as db
-from pflbench.store import partitions, write
 from pflbench.store.exchange import merge
-
-
-def add_run(engine: Engine, spec: RunSpec) -> None:
-    run = write.create_run(engine, spec, {"commit": "abc"})
-    partition = make_partition(train=np.full((4, 2), 3), test=np.full((4, 2), 10), indices=None)
-    write.update_run(engine, run, status="finished", partition_id=partitions.save(engine, partition))
-    for t in range(spec.train.rounds + 1):
-        more = {"series": {"global": (0.5, t / 8)}, "artifacts": {"weights": np.arange(4)}}
-        write_round(engine, run, make_record(t, participants=4, **more))
 
 
 @pytest.fixture(scope="module")
@@ -189,29 +176,3 @@ def test_another_import_of_the_same_runs_waits(mine: Engine, other: Path, monkey
         second = pool.submit(imported)
         assert sorted(first.result() + second.result()) == ["new", "new", "same", "same"]
     assert runs_here(mine) == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "planted", "told"),
-    [
-        ("MNIST_FedAvg_test_0", {"rs_test_auc": [0.5, 7.0]}, "rs_test_auc holds values that are not between 0 and 1"),
-        ("MNIST_FedAvg_test_0", {"rs_test_acc": [0.5, float("inf")]}, "no series of accuracies between 0 and 1"),
-    ],
-)
-def test_result_files(mine: Engine, shell: Shell, name: str, planted: dict[str, list[float]], told: str) -> None:
-    held = {"rs_test_acc": [0.5, 0.75], "rs_test_auc": [], "rs_train_loss": [2.0, 1.0], **planted}
-    with h5py.File("plain.h5", "w") as file:
-        for series, values in held.items():
-            file.create_dataset(series, data=values)
-    Path("plain.h5").rename(f"{name}.h5")
-    assert told in shell.refused("import", f"{name}.h5")
-
-
-def test_an_infinite_loss_of_a_result_file_is_not_known(mine: Engine, shell: Shell) -> None:
-    with h5py.File("MNIST_FedAvg_test_0.h5", "w") as file:
-        for series, values in (("rs_test_acc", [0.5, 0.75]), ("rs_train_loss", [float("inf"), 1.0])):
-            file.create_dataset(series, data=values)
-    assert shell("import", "MNIST_FedAvg_test_0.h5").code == 0
-    with mine.connect() as connection:
-        assert connection.exec_driver_sql("SELECT train_loss FROM reference_round").scalars().all() == [None, 1.0]
-    assert "1000000" in shell.refused("import", "MNIST_FedAvg_test_0.h5", "--eval-gap", str(10**19))

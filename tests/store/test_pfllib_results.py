@@ -108,7 +108,9 @@ def test_files_that_are_not_pfllibs(engine: Engine, shell: Shell) -> None:
     pfllib("MNIST_FedAvg_nan_0.h5", [0.5, float("nan")])
     pfllib("MNIST_FedAvg_long_0.h5", [0.5, 0.6], loss=[1.0])
     pfllib("MNIST_FedAvg_empty_0.h5", [])
-    good = pfllib("MNIST_FedAvg_good_0.h5", loss=[1.0, 0.9, float("nan"), 0.8])
+    pfllib("MNIST_FedAvg_inf_0.h5", [0.5, float("inf")])
+    pfllib("MNIST_FedAvg_auc_0.h5", [0.5, 0.6], auc=[0.5, 7.0])
+    good = pfllib("MNIST_FedAvg_good_0.h5", loss=[1.0, float("inf"), float("nan"), 0.8])
     names = [str(path) for path in sorted(Path().glob("*.h5"))]
     done = shell("import", *names)
     assert (done.code, len(done.out.splitlines()), good.name in done.out) == (2, 1, True)
@@ -117,11 +119,14 @@ def test_files_that_are_not_pfllibs(engine: Engine, shell: Shell) -> None:
         "weights_0.h5 is no result file of PFLlib: it holds weights",
         "percent_0.h5: rs_test_acc is no series of accuracies between 0 and 1",
         "nan_0.h5: rs_test_acc",
+        "inf_0.h5: rs_test_acc",
+        "auc_0.h5: rs_test_auc holds values that are not between 0 and 1",
         "empty_0.h5: rs_test_acc",
         "long_0.h5: rs_train_loss has the shape (1,), rs_test_acc (2,)",
     ):
         assert told in done.err
-    assert sql(engine, "SELECT train_loss FROM reference_round") == [(1.0,), (0.9,), (None,), (0.8,)]
+    assert sql(engine, "SELECT train_loss FROM reference_round") == [(1.0,), (None,), (None,), (0.8,)]
+    assert "1000000" in shell.refused("import", good.name, "--eval-gap", str(10**19))
 
 
 def test_references_are_drawn_dashed_and_only_when_asked_for(engine: Engine, shell: Shell) -> None:

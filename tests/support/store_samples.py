@@ -13,9 +13,10 @@ from sqlalchemy import Engine
 
 import pflbench
 from pflbench.spec import DataSpec, Dirichlet, MethodSpec, RunSpec, TrainSpec
+from pflbench.store import partitions
 from pflbench.store.database import writing
 from pflbench.store.partitions import PartitionRecord
-from pflbench.store.write import RoundRecord, delete_rounds, insert_rows, rows_of
+from pflbench.store.write import RoundRecord, create_run, delete_rounds, insert_rows, rows_of, update_run
 
 ROOT = Path(pflbench.__file__).parents[1]
 
@@ -71,6 +72,17 @@ def make_partition(**columns: Any) -> PartitionRecord:
         },
     }
     return PartitionRecord(**values | columns)
+
+
+def add_run(engine: Engine, spec: RunSpec, rounds: int = 3, status: str = "finished", **last: Any) -> int:
+    """A run with records 0 ... rounds; `last` are columns of the last one. Each has a series and an array."""
+    run = create_run(engine, spec, {"commit": "abc"})
+    partition = make_partition(train=np.full((4, 2), 3), test=np.full((4, 2), 10), indices=None)
+    update_run(engine, run, status=status, partition_id=partitions.save(engine, partition))
+    for t in range(rounds + 1):
+        more = {"series": {"global": (0.5, t / 8)}, "artifacts": {"weights": make_record(t).total}}
+        write_round(engine, run, make_record(t, participants=4, **more, **(last if t == rounds else {})))
+    return run
 
 
 def python(code: str, *arguments: object, path: Path = ROOT, **options: Any) -> subprocess.Popen[str]:

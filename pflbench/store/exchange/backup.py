@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from pflbench.errors import UserError
@@ -19,17 +20,29 @@ def backup(url: str, target: Path) -> None:
     A database on a server is copied row by row. Raises UserError if the file exists, it cannot be written, or the database is
     damaged; then no copy is left.
     """
-    require_new(target)
+    with new_file(target, "A backup") as partial:
+        with as_it_is(url, read_only=True) as (connection, _):  # raises UserError if it is not a database of ours
+            name, path = place(connection.engine.url), sqlite_path(connection.engine.url)
+        if path is None:
+            _copy_rows(url, partial)
+        else:
+            _copy_file(path, partial)
+        _require_sound(partial, name)
+
+
+@contextmanager
+def new_file(target: Path, what: str) -> Iterator[Path]:
+    """A file to write that gets its name when it is complete. what: is written.
+
+    Raises UserError if there is a file of this name, or it cannot be written.
+    """
+    if target.exists():
+        raise UserError(f"{target} already exists.", f"{what} replaces nothing: name a new file.")
+    if not target.absolute().parent.is_dir():
+        raise UserError(f"No folder {target.absolute().parent} for {target.name}.", "Make it first.")
     try:
         with files.atomic_path(target) as partial:
-            with as_it_is(url, read_only=True) as (connection, _):  # raises UserError if it is not a database of ours
-                name, path = place(connection.engine.url), sqlite_path(connection.engine.url)
-            if path is None:
-                _copy_rows(url, partial)
-            else:
-                _copy_file(path, partial)
-            _require_sound(partial, name)
-            require_new(target)
+            yield partial
     except OSError as error:
         raise UserError(f"Cannot write {target}: {error.strerror or error}.", "Name a file in a writable folder.") from None
 
@@ -54,11 +67,3 @@ def _require_sound(partial: Path, name: str) -> None:
         connection.execute("PRAGMA ignore_check_constraints=ON")  # rows that break a check are no damage
         if (found := connection.execute("PRAGMA quick_check").fetchone()[0]) != "ok":
             raise UserError(f"{name} is damaged, and so is a copy of it: {found}", RECOVER)
-
-
-def require_new(target: Path, what: str = "A backup") -> None:
-    """Raises UserError if the file exists, or its folder does not. what: would be written."""
-    if target.exists():
-        raise UserError(f"{target} already exists.", f"{what} replaces nothing: name a new file.")
-    if not target.absolute().parent.is_dir():
-        raise UserError(f"No folder {target.absolute().parent} for {target.name}.", "Make it first.")

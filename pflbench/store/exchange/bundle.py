@@ -18,10 +18,9 @@ from sqlalchemy import Connection, inspect, select, update
 from sqlalchemy.engine import Engine
 
 from pflbench.errors import UserError, require_regular
-from pflbench.store import files
 from pflbench.store.database import as_it_is, connect, reading, to_url, writing
 from pflbench.store.exchange import merge
-from pflbench.store.exchange.backup import require_new
+from pflbench.store.exchange.backup import new_file
 from pflbench.store.runs import Run
 from pflbench.store.schema import RunRow
 
@@ -45,26 +44,21 @@ def write(engine: Engine, runs: Sequence[Run], target: Path) -> str:
 
     Raises UserError for a run without rounds, and if the file exists or cannot be written.
     """
-    require_new(target, "A bundle")
     for run in runs:
         if run.last_round is None:
             raise UserError(f"Run {run.id} has no rounds yet.", "A bundle is for results: leave it out.")
-    try:
-        with files.atomic_path(target) as partial:
-            copied = connect(to_url(str(partial)))
-            try:
-                # With the copy's own address paths stay as they are: "./own.npz" will be looked for beside the bundle.
-                source = merge.Other(engine, Path(engine.url.database or "").name, copied.url, tuple(runs))
-                for _ in merge.runs(copied, source, on_conflict="attempt"):
-                    pass
-                digests = _sign(copied)
-            finally:
-                copied.dispose()
-            with closing(sqlite3.connect(partial)) as file:
-                file.execute("PRAGMA journal_mode=DELETE")  # readers leave no log beside it
-            require_new(target, "A bundle")
-    except OSError as error:
-        raise UserError(f"Cannot write {target}: {error.strerror or error}.", "Name a file in a writable folder.") from None
+    with new_file(target, "A bundle") as partial:
+        copied = connect(to_url(str(partial)))
+        try:
+            # With the copy's own address paths stay as they are: "./own.npz" will be looked for beside the bundle.
+            source = merge.Other(engine, Path(engine.url.database or "").name, copied.url, tuple(runs))
+            for _ in merge.runs(copied, source, on_conflict="attempt"):
+                pass
+            digests = _sign(copied)
+        finally:
+            copied.dispose()
+        with closing(sqlite3.connect(partial)) as file:
+            file.execute("PRAGMA journal_mode=DELETE")  # readers leave no log beside it
     return _of_all(digests.values())
 
 

@@ -31,7 +31,13 @@ def copy(source: Engine, target: Engine, progress: Callable[[str, int, int], Non
         for table in tables:
             done = 0
             for rows in chunks(reader, select(table).order_by(*table.primary_key)):
-                _insert(writer, table, [_located(table, row, source.url, target.url) for row in rows])
+                try:
+                    writer.execute(table.insert(), [_located(table, row, source.url, target.url) for row in rows])
+                except (DataError, IntegrityError) as error:
+                    raise UserError(
+                        f"A row of {table.name} cannot be copied: {str(error.orig).splitlines()[0]}.",
+                        "Nothing was copied. `pflbench db check` looks for damage.",
+                    ) from None
                 done += len(rows)
                 if progress is not None:
                     progress(table.name, done, counts[table.name])
@@ -81,13 +87,3 @@ def _located(table: Table, row: dict[str, Any], source: URL, target: URL) -> dic
     if table.name == RunRow.__tablename__:
         return {**row, "spec": paths.in_spec(row["spec"], lambda path: paths.moved(path, source, target, paths.kept_or_named))}
     return row
-
-
-def _insert(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> None:
-    try:
-        connection.execute(table.insert(), rows)
-    except (DataError, IntegrityError) as error:
-        reason = str(error.orig).splitlines()[0]
-        raise UserError(
-            f"A row of {table.name} cannot be copied: {reason}.", "Nothing was copied. `pflbench db check` looks for damage."
-        ) from None

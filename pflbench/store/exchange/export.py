@@ -25,14 +25,8 @@ Values = Sequence[Any]
 
 _IDENTITY = (RunRow.id.label("run"), RunRow.method, RunRow.dataset, RunRow.partition_label.label("partition"), RunRow.seed)
 _ROUND_FIRST = (
-    "round",
-    "accuracy",
-    "train_loss",
-    "seconds_receive",
-    "seconds_update",
-    "seconds_evaluate",
-    "params_up",
-    "params_down",
+    *("round", "accuracy", "train_loss", "seconds_receive", "seconds_update", "seconds_evaluate"),
+    *("params_up", "params_down"),
 )
 
 
@@ -46,17 +40,12 @@ class Rows:
 
 def rows(engine: Engine, kind: str, runs: Collection[int] | None = None, *, chunk: int = CHUNK) -> Rows:
     """The rows of a kind, one of KINDS, of these runs (None: all), by run, round and client. They are read lazily."""
-    query = KINDS[kind]()
+    query = KINDS[kind]
     if runs is not None:
         query = query.where(RunRow.id.in_(runs))
     if kind == "measures":
-        identity = {c.name: c.type.python_type for c in _IDENTITY}
-        columns = {
-            **identity,
-            "round": int,
-            "client": int,
-            **dict.fromkeys((c.replace("-", "_") for c in measures.COLUMNS), float),
-        }
+        numbers = {name.replace("-", "_"): float for name in measures.COLUMNS}
+        columns = {c.name: c.type.python_type for c in _IDENTITY} | {"round": int, "client": int} | numbers
         return Rows(columns, _of_arrays(engine, query))
     columns = {c.name: dict if isinstance(c.type, JSON) else c.type.python_type for c in query.selected_columns}
     return Rows(columns, _chunks(engine, query, chunk))
@@ -113,28 +102,17 @@ def _runs() -> Any:
 
 def _rounds() -> Any:
     rest = [column.name for column in RoundRow.__table__.columns if column.name not in ("run_id", *_ROUND_FIRST)]
-    columns = [getattr(RoundRow, name) for name in (*_ROUND_FIRST, *rest)]
-    return select(*_IDENTITY, *columns).join(RoundRow, RoundRow.run_id == RunRow.id).order_by(RunRow.id, RoundRow.round)
+    _, *columns = (getattr(RoundRow, name) for name in (*_ROUND_FIRST, *rest))
+    return _of(RoundRow, [RoundRow.round], *columns)
 
 
-def _clients() -> Any:
-    c = ClientRoundRow
-    accuracy = type_coerce(c.correct * 1.0 / func.nullif(c.total, 0), Double).label("accuracy")
-    query = select(*_IDENTITY, c.round, c.client, c.correct, c.total, accuracy, c.loss).join(c, c.run_id == RunRow.id)
-    return query.order_by(RunRow.id, c.round, c.client)
+def _of(table: Any, keys: Sequence[Any], *columns: Any) -> Any:
+    """The rows of a table, each with its run, in the order of its keys."""
+    return select(*_IDENTITY, *keys, *columns).join(table, table.run_id == RunRow.id).order_by(RunRow.id, *keys)
 
 
-def _new_clients() -> Any:
-    n = NewClientRow
-    accuracy = type_coerce(n.correct * 1.0 / func.nullif(n.total, 0), Double).label("accuracy")
-    query = select(*_IDENTITY, n.round, n.client, n.epochs, n.correct, n.total, accuracy, n.loss).join(n, n.run_id == RunRow.id)
-    return query.order_by(RunRow.id, n.round, n.client, n.epochs)
-
-
-def _measures() -> Any:
-    a = ArtifactRow
-    query = select(*_IDENTITY, a.round, a.dtype, a.shape, a.data).join(a, (a.run_id == RunRow.id) & (a.name == measures.NAME))
-    return query.order_by(RunRow.id, a.round)
+def _accuracy(table: Any) -> Any:
+    return type_coerce(table.correct * 1.0 / func.nullif(table.total, 0), Double).label("accuracy")
 
 
 def _of_arrays(engine: Engine, query: Any) -> Iterator[list[Values]]:
@@ -207,11 +185,12 @@ def _plain(columns: dict[str, type], chunk: list[Values]) -> list[Values]:
     return [[json.dumps(v, ensure_ascii=False) if i in nested else v for i, v in enumerate(values)] for values in chunk]
 
 
-KINDS: dict[str, Callable[[], Any]] = {
-    "runs": _runs,
-    "rounds": _rounds,
-    "clients": _clients,
-    "new-clients": _new_clients,
-    "measures": _measures,
+_C, _N, _A = ClientRoundRow, NewClientRow, ArtifactRow
+KINDS: dict[str, Any] = {
+    "runs": _runs(),
+    "rounds": _rounds(),
+    "clients": _of(_C, [_C.round, _C.client], _C.correct, _C.total, _accuracy(_C), _C.loss),
+    "new-clients": _of(_N, [_N.round, _N.client, _N.epochs], _N.correct, _N.total, _accuracy(_N), _N.loss),
+    "measures": _of(_A, [_A.round], _A.dtype, _A.shape, _A.data).where(_A.name == measures.NAME),
 }
 FORMATS: dict[str, Callable[[Rows, IO[bytes]], None]] = {"csv": _csv, "parquet": _parquet, "json": _json}
