@@ -45,13 +45,14 @@ def claimed(engine: Engine, key: str) -> Iterator[Callable[[], None]]:
         if mine is not None and _is_alive(mine):
             return
         with friendly(engine.url):
-            mine = _connect(engine)
-            if not mine.scalar(text("SELECT pg_try_advisory_lock(:number)"), {"number": number}):
-                mine.close()
+            connection = _connect(engine)
+            if not connection.scalar(text("SELECT pg_try_advisory_lock(:number)"), {"number": number}):
+                connection.close()
                 raise Occupied(
                     f"Another process is training this run: {held(engine).get(key, 'it has just ended')}.",
                     "Wait for it, or stop it first. One whose machine is gone is released after a minute.",
                 )
+            mine = connection
 
     patiently(take)
     try:

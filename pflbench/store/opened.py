@@ -41,7 +41,9 @@ def require_in_place(connection: Connection, *, written: bool = False) -> None:
 
     Raises Vanished where the file, or its write-ahead log, is no longer what lies at its path, or is shorter than it was.
     """
-    database: Files = connection.get_execution_options().get(_DATABASE, {})
+    database: Files | None = connection.get_execution_options().get(_DATABASE)
+    if database is None:  # on a server
+        return
     try:
         _require_same(database)
     except Vanished:

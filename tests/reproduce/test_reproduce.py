@@ -297,6 +297,6 @@ def test_wrong_options_are_refused_before_anything_runs(shell: Shell) -> None:
     assert "There is no table 'loss'" in shell.refused("reproduce", "loss", "--scale", "smoke", "--format", "csv")
     assert "Unknown figure format '.txt'" in shell.refused("reproduce", "loss", "--scale", "smoke", "-o", "loss.txt")
     assert "Unknown --format 'xml'" in shell.refused("reproduce", "ablation", "--scale", "smoke", "-f", "xml")
-    assert "Unknown engine" in shell.refused("reproduce", "ablation", "--scale", "smoke", "--engine", "none")
+    assert "Unknown --engine" in shell.refused("reproduce", "ablation", "--scale", "smoke", "--engine", "none")
     assert "is no seed" in shell.refused("reproduce", "ablation", "--scale", "smoke", "--seeds", "x")
     assert not Path("pflbench.db").exists()
