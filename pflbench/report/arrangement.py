@@ -8,6 +8,7 @@ both: its seeds.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -139,7 +140,7 @@ def _rows(results: Iterable[Result]) -> dict[str, Row]:
     drawn = looks.assign((method, i) for method, of in variants.items() for i in range(len(of)))
     rows = {}
     for method in sorted(variants, key=labels.method_rank):
-        ordered = sorted(variants[method].items(), key=lambda item: (item[1]["version"], item[0]))
+        ordered = sorted(variants[method].items(), key=lambda item: (item[1]["version"], _by_number(item[0])))
         apart = _departing(method, [{**of["hyperparameters"], "version": of["version"]} for _, of in ordered])
         title = labels.method_title(method, told.get(method))
         for i, ((key, of), differing) in enumerate(zip(ordered, apart, strict=True)):
@@ -147,6 +148,11 @@ def _rows(results: Iterable[Result]) -> dict[str, Row]:
             label = (f"{title} ({extra})" if extra else title) + (f" {TEST_LABELS}" if of["test_labels"] else "")
             rows[key] = Row(method, title, label, of["version"], of["hyperparameters"], drawn[method, i], of["test_labels"])
     return rows
+
+
+def _by_number(text: str) -> list[str | float]:
+    """To sort by: numbers in the text by their value, 5 before 10."""
+    return [float(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", text))]
 
 
 def _departing(method: str, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

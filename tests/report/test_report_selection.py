@@ -93,6 +93,13 @@ def test_a_row_names_what_differs_in_this_table_alone(tmp_path: Path) -> None:
     assert rows("fedala.s=5") == ["FedAvg", "FedALA"]
 
 
+def test_rows_of_a_method_are_in_the_order_of_their_numbers(engine: Engine) -> None:
+    for s in (100.0, 10.0, 5.0, 0.5):
+        add_run(engine, spec("fedala", hyperparameters={"s": s}), [0.9])
+    rows = [row.label for row in accuracy.build(engine).rows]
+    assert rows == ["FedALA (s=0.5)", "FedALA (s=5)", "FedALA (s=10)", "FedALA (s=100)"]
+
+
 def test_table_and_plot_take_the_same_filters(shell: Shell, tmp_path: Path) -> None:
     engine = db.connect(f"sqlite:///{tmp_path / 'pflbench.db'}")
     for rounds in (2, 3):
