@@ -137,7 +137,8 @@ def remarks(spec: RunSpec, held: FederationData) -> list[str]:
 def _record(source: DataSpec, spec: PartitionSpec, arrays: Arrays, partition: Partition, samples: int) -> PartitionRecord:
     """samples: the number of samples that were partitioned."""
     train, test = partition.counts(arrays.y, len(arrays.classes))
-    named = [partition.hash(arrays.y), source.place, *arrays.classes]
+    # Own data are the same wherever they lie.
+    named = [partition.hash(arrays.y), source.label if source.path is None else f"{source.content}", *arrays.classes]
     indices = {f"train_{i}": part for i, part in enumerate(partition.train)}
     indices |= {f"test_{i}": part for i, part in enumerate(partition.test)}
     return PartitionRecord(

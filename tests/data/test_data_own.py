@@ -154,6 +154,9 @@ def test_the_key_follows_the_data(shell: Shell) -> None:
     )
     assert (other["run"], other["status"]) == (2, "finished")
     assert "blobs" in shell("table", "accuracy", "-d", "blobs").out
+    shell("run", "-m", "local", *command[3:], "-d", "b/copy.py:blobs")
+    first_partition, third_partition = (parsed(shell("runs", "show", run, "--json"))["partition"]["hash"] for run in "13")
+    assert first_partition == third_partition, "so that both stand in one column"
     assert labels.label_title(f"python:{Path('sets.py').absolute()}:blobs") == "blobs"
 
 
