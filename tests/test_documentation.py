@@ -130,7 +130,7 @@ def lay_out_data() -> None:
     random = np.random.default_rng(0)
     images, labels = random.integers(0, 256, (600, 28, 28), np.uint8), np.arange(600) % 10
     np.savez("mnist-6000.npz", x=images, y=labels)
-    put_set(Path("data/MNIST/raw"), ("train", "t10k"), (list(range(10)) * 60, list(range(10)) * 20))
+    put_set(Path("data/MNIST/raw"), ("train", "t10k"), (list(range(10)) * 300, list(range(10)) * 20))
     for folder in ("cifar10-6000", "cifar10-jpeg"):
         for k in range(10):
             Path(folder, str(k)).mkdir(parents=True)
