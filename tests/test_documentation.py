@@ -81,9 +81,10 @@ def differs_after(shown: list[str], rest: list[str]) -> str:
     return next((told for told in tails if not told), f"{shown!r} is not in {rest!r}")
 
 
-GROUPS = [USAGE, *(pytest.param((page,), marks=pytest.mark.slow) for page in (README, *AUTHORS, TUNING))]
+GROUPS = [USAGE, *((page,) for page in (README, *AUTHORS, TUNING))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pages", GROUPS, ids=["usage", "readme", "methods", "models", "tuning"])
 def test_the_examples_are_what_is_printed(shell: Shell, pages: tuple[Path, ...]) -> None:
     wrong = []

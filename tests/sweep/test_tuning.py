@@ -256,6 +256,7 @@ def test_refusals(shell: Shell, untrained: Any) -> None:
 # -- trained runs ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_method_under_two_names_ties(shell: Shell) -> None:
     """Each has the same trials, winner and accuracies, to the last bit."""
     Path("twin.py").write_text(TWIN)
@@ -278,6 +279,7 @@ def test_one_method_under_two_names_ties(shell: Shell) -> None:
     assert json.loads(recorded[0]) == {"s": {"sampler": "grid", "trials": 2, "rounds": 2, "rounds_in_all": 4}}
 
 
+@pytest.mark.slow
 def test_kill_9_loses_no_finished_trial(shell: Shell, tmp_path: Path) -> None:
     more = ("-m", "fedavg", "--search", "lr=0.01,0.05,0.2", "--seeds", "4", "-j", "1", *SMALL, "-r", "20")
     url = str(tmp_path / "pflbench.db")
