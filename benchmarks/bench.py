@@ -42,9 +42,11 @@ from pflbench.engine.packed.packed_executor import Pack
 from pflbench.errors import UserError, unknown
 from pflbench.report.paper import seconds_per_iteration
 from pflbench.run.arithmetic import exact_arithmetic
-from pflbench.run.execution import Execution, checked, find_device
+from pflbench.run.device import checked, find_device
+from pflbench.run.execution import Execution
 from pflbench.run.federation_data import FederationData, load_federation_data
-from pflbench.run.plan import RunOptions, plan
+from pflbench.run.options import RunOptions
+from pflbench.run.plan import plan
 from pflbench.run.prepared import prepare
 from pflbench.run.round import PHASES, RECEPTION, UPDATE, rounds
 from pflbench.spec import RunSpec

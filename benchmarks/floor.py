@@ -20,9 +20,10 @@ from counting import STEADY, Work, work
 
 from pflbench import environment
 from pflbench.engine import devices
-from pflbench.run.execution import find_device
+from pflbench.run.device import find_device
 from pflbench.run.federation_data import load_federation_data
-from pflbench.run.plan import RunOptions, plan
+from pflbench.run.options import RunOptions
+from pflbench.run.plan import plan
 
 TRIES = 7
 SECONDS = 0.5  # of tries at least: a machine that has other work shows its speed only now and then

@@ -29,9 +29,11 @@ from pflbench.engine import devices
 from pflbench.engine.batched.convolutions import convolve_by, convolving, fastest, seconds
 from pflbench.engine.batched.program import capture
 from pflbench.run.arithmetic import exact_arithmetic
-from pflbench.run.execution import Execution, find_device
+from pflbench.run.device import find_device
+from pflbench.run.execution import Execution
 from pflbench.run.federation_data import load_federation_data
-from pflbench.run.plan import RunOptions, plan
+from pflbench.run.options import RunOptions
+from pflbench.run.plan import plan
 from pflbench.run.prepared import prepare
 from pflbench.run.round import rounds
 

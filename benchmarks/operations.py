@@ -32,9 +32,11 @@ from pflbench.engine.batched.batched_executor import BatchedExecutor
 from pflbench.engine.batched.convolutions import CONVOLUTIONS
 from pflbench.engine.batched.program import Call
 from pflbench.errors import UserError
-from pflbench.run.execution import Execution, find_device
+from pflbench.run.device import find_device
+from pflbench.run.execution import Execution
 from pflbench.run.federation_data import load_federation_data
-from pflbench.run.plan import RunOptions, plan
+from pflbench.run.options import RunOptions
+from pflbench.run.plan import plan
 from pflbench.run.prepared import prepare
 
 SCATTERS = {"index_put_", "_index_put_impl_"}

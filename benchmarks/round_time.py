@@ -37,9 +37,11 @@ from torch.utils.data import TensorDataset
 from pflbench import methods
 from pflbench.errors import UserError
 from pflbench.partition import Partition
-from pflbench.run.execution import Execution, find_device
+from pflbench.run.device import find_device
+from pflbench.run.execution import Execution
 from pflbench.run.federation_data import FederationData, load_federation_data
-from pflbench.run.plan import RunOptions, plan
+from pflbench.run.options import RunOptions
+from pflbench.run.plan import plan
 from pflbench.run.prepared import prepare
 from pflbench.run.round import HEADLINE, CommunicationRound
 from pflbench.spec import RunSpec

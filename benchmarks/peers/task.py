@@ -22,9 +22,11 @@ import torch
 from pflbench.engine.batches import batch_sizes
 from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
-from pflbench.run.execution import Execution, find_device
+from pflbench.run.device import find_device
+from pflbench.run.execution import Execution
 from pflbench.run.federation_data import FederationData, load_federation_data
-from pflbench.run.plan import RunOptions, plan
+from pflbench.run.options import RunOptions
+from pflbench.run.plan import plan
 from pflbench.run.prepared import prepare
 from pflbench.spec import RunSpec
 

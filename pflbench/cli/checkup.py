@@ -20,7 +20,7 @@ def checkup(name: str, as_json: bool) -> None:
     """Runs all checks of a GPU, stores and prints the results. Exit code 1 if one failed."""
     from pflbench.contract import device as contract
     from pflbench.run import gpu_check
-    from pflbench.run.execution import find_device
+    from pflbench.run.device import find_device
 
     device = find_device(name)
     if device.type == "cpu":
@@ -57,7 +57,7 @@ def checkup(name: str, as_json: bool) -> None:
 def note_unchecked(how: Execution, quiet: bool) -> None:
     """Prints a note about the GPU's check, or about a driver that prevents its use."""
     from pflbench.run import gpu_check
-    from pflbench.run.execution import find_device, why_no_gpu
+    from pflbench.run.device import find_device, why_no_gpu
 
     if not quiet and (text := why_no_gpu(how.device) or gpu_check.note(find_device(how.device))):
         message(f"Note: {text}")

@@ -14,7 +14,7 @@ from pflbench.cli.progress import data_view
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
-    from pflbench.run.plan import RunOptions
+    from pflbench.run.options import RunOptions
     from pflbench.store.partitions import PartitionRecord
 
 # A class is a column up to here; more do not fit a screen, and each client holds few of them.

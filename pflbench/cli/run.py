@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,14 +19,15 @@ from pflbench.cli.db import opened
 from pflbench.cli.help import HelpAll
 from pflbench.cli.making import Jobs, KeepGoing, make_all
 from pflbench.cli.progress import apart, data_view, named
-from pflbench.errors import NoData, UserError
+from pflbench.errors import UserError
 
 if TYPE_CHECKING:
     import sqlalchemy
 
     from pflbench.run.execution import Execution
     from pflbench.run.follow import Follow
-    from pflbench.run.plan import RunOptions
+    from pflbench.run.memory_estimate import Footprint
+    from pflbench.run.options import RunOptions
     from pflbench.spec import RunSpec
     from pflbench.store.studies import StoredStudy
     from pflbench.store.sweeps import SweepState
@@ -80,20 +81,28 @@ def run(
     how = execution(executed)
     if dry_run:
         from pflbench.reproduce.progress import lacking
+        from pflbench.run.before_start import footprints
 
-        needed = _footprints(specs, how, data_dir, quiet)
+        with data_view(quiet) as progress:
+            needed = footprints(specs, data_dir, how, progress)
+        for text in dict.fromkeys(
+            f"{spec.method.name} on {spec.data.label} {need.problem()}"
+            for spec, need in zip(specs, needed, strict=True)
+            if need and need.problem()
+        ):
+            message(f"Note: {text}.")
         if as_json:
             for reason in lacking(specs, data_dir).values():
                 message(f"Note: {reason.message}")
             planned = zip(specs, needed, strict=True)
-            print_json([{"key": spec.key, "memory": need, "spec": spec.model_dump(mode="json")} for spec, need in planned])
+            print_json([{"key": s.key, "memory": n and n.plain(), "spec": s.model_dump(mode="json")} for s, n in planned])
             return
         _show_plan(specs, needed, look_ahead(specs, db, data_dir, how, ExecutorOptions(jobs=jobs)))
         return
 
     from pflbench.run import trusted
     from pflbench.run.arithmetic import require_arithmetic
-    from pflbench.run.execution import find_device
+    from pflbench.run.device import find_device
     from pflbench.store import studies
     from pflbench.store.failures import patiently
     from pflbench.store.sweeps import last_ended
@@ -166,7 +175,7 @@ def _require_known(asked: o.Given) -> None:
             (data.named if text in asked["datasets"] else models.find)(text)
 
 
-def _show_plan(specs: Sequence[RunSpec], needed: Sequence[dict[str, Any] | None], ahead: Ahead) -> None:
+def _show_plan(specs: Sequence[RunSpec], needed: Sequence[Footprint | None], ahead: Ahead) -> None:
     """Prints a line for each run, and what all of them take."""
     from pflbench.run.memory_estimate import readable
 
@@ -179,7 +188,7 @@ def _show_plan(specs: Sequence[RunSpec], needed: Sequence[dict[str, Any] | None]
             "seed": spec.seed,
             "rounds": spec.train.rounds,
             "state": ahead.state.states[spec.key],
-            "memory": readable(need["total"]) if need else None,
+            "memory": readable(need.total) if need else None,
             "key": spec.key,
         }
         for spec, need in zip(specs, needed, strict=True)
@@ -214,68 +223,30 @@ def _tell_ahead(
 
 def execution(given: o.Given) -> Execution:
     """The options of the panel "Execution". Raises UserError for options that exclude each other."""
-    from pflbench.run.execution import Execution, checked
+    from pflbench.run.device import checked
+    from pflbench.run.execution import Execution
 
-    how = Execution(**{name: given[name] for name in get_type_hints(Execution) if given.get(name) is not None})
+    how = Execution(**{name: given[name] for name in vars(Execution()) if given.get(name) is not None})
     return checked(replace(how, command=command_line(how.record_host)))
 
 
-def _footprints(specs: Sequence[RunSpec], how: Execution, data_dir: Path, quiet: bool) -> list[dict[str, Any] | None]:
-    """The memory of each run; None if its data are missing. Prints which runs will not fit."""
-    from pflbench.run.federation_data import load_federation_data
-    from pflbench.run.memory_estimate import footprint
-
-    needs: dict[str, dict[str, Any] | None] = {}  # by all but the seed
-    for spec in specs:
-        alike = _without_seed(spec)
-        if alike in needs:
-            continue
-        needs[alike] = None
-        try:
-            with data_view(quiet) as progress:
-                need = footprint(spec, load_federation_data(spec, data_dir, progress), how)
-        except NoData:
-            continue
-        if need is not None:
-            needs[alike] = need.plain()
-            if problem := need.problem():
-                message(f"Note: {spec.method.name} on {spec.data.label} {problem}.")
-    return [needs[_without_seed(spec)] for spec in specs]
-
-
-def _without_seed(spec: RunSpec) -> str:
-    return spec.model_copy(update={"seed": 0}).key
-
-
 def prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
-    """Loads all data and makes all partitions once, so that errors show before the first run."""
-    from pflbench.run.federation_data import load_federation_data, remarks
-    from pflbench.run.memory_estimate import require_possible
+    """Loads all data, so that errors show before the first run, and prints what a user may not expect of them."""
+    from pflbench.run.before_start import require_runnable
 
-    notes: dict[str, None] = {}  # in order, each once
-    but_seed = {_without_seed(spec): spec for spec in specs}.values()
-    places = list(dict.fromkeys((spec.data, spec.partition) for spec in specs))
-    for spec in sorted(but_seed, key=lambda spec: places.index((spec.data, spec.partition))):  # each is loaded once
-        with data_view(quiet) as progress:
-            setting = load_federation_data(spec, data_dir, progress)
-        require_possible(spec, setting)
-        notes |= dict.fromkeys(remarks(spec, setting))
+    with data_view(quiet) as progress:
+        notes = require_runnable(specs, data_dir, progress)
     for note in notes:
         message(f"Note: {note}")
 
 
 def follow_client(text: str, specs: Sequence[RunSpec], data_dir: Path) -> Follow:
     """Parses --trajectory, checks it for every run, and prints the size of the models."""
-    from pflbench.run.federation_data import load_federation_data
-    from pflbench.run.follow import check, parse
+    from pflbench.run.before_start import trajectory_bytes
+    from pflbench.run.follow import parse
 
     client = parse(text)
-    most = 0
-    for spec in specs:
-        check(client, spec)
-        model = load_federation_data(spec, data_dir).model(spec)
-        most = max(most, client.bytes(sum(parameter.numel() for parameter in model.parameters())))
-    message(f"Note: --trajectory stores up to {most / 1e6:,.0f} MB with each run.")
+    message(f"Note: --trajectory stores up to {trajectory_bytes(client, specs, data_dir) / 1e6:,.0f} MB with each run.")
     return client
 
 

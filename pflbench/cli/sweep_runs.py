@@ -126,7 +126,7 @@ def work(
     """
     from pflbench.environment import cores
     from pflbench.plugins.methods import plugged_in
-    from pflbench.run.execution import find_device
+    from pflbench.run.device import find_device
     from pflbench.store import sweeps
     from pflbench.sweep import run_queue
     from pflbench.sweep.choose_executor import ExecutorOptions

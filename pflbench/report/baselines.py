@@ -74,7 +74,7 @@ def command_for(names: Sequence[str], spec: dict[str, Any], seeds: Iterable[int]
 
 
 def options(stored: dict[str, Any]) -> dict[str, Any]:
-    """The options of `pflbench run` for a stored specification, but for method and seed: fields of `plan.RunOptions`."""
+    """The options of `pflbench run` for a stored specification, but for method and seed: fields of `run.options.RunOptions`."""
     spec = RunSpec.model_validate(stored)
     data = spec.data.named if spec.data.path is None else spec.data.place
     found: dict[str, Any] = {"datasets": (data,), "model": spec.model}

@@ -64,7 +64,7 @@ class Planned:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of `pflbench run` for its run, as fields of `plan.RunOptions`."""
+        """The options of `pflbench run` for its run, as fields of `run.options.RunOptions`."""
         place, method = self.place, self.line.method
         # Of the poster's partitions only the balance is known: any client count and dataset allows this scheme.
         kind, parameter = ("pathological", None) if place.partition == paper.UNKNOWN else place.partition
@@ -183,7 +183,7 @@ class FigureNeeds:
 
 
 def command(options: Mapping[str, Any]) -> str:
-    """The `pflbench run` command with these options, named as fields of `plan.RunOptions` or as long options."""
+    """The `pflbench run` command with these options, named as fields of `run.options.RunOptions` or as long options."""
     words = ["pflbench run"]
     for name, value in options.items():
         flag = _FLAGS.get(name, "--" + name.replace("_", "-"))

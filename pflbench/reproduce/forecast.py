@@ -18,7 +18,8 @@ from pflbench.partition import Partition
 from pflbench.reproduce.goal import Wanted
 from pflbench.reproduce.progress import BASELINE, Clock, Outlook, RunProgress, progress_of
 from pflbench.run.arithmetic import exact_arithmetic
-from pflbench.run.execution import Execution, find_device
+from pflbench.run.device import find_device
+from pflbench.run.execution import Execution
 from pflbench.run.federation_data import FederationData, load_federation_data
 from pflbench.run.memory_estimate import footprint
 from pflbench.run.prepared import prepare

@@ -17,7 +17,8 @@ from pflbench.report.papermap import Part, resolve
 from pflbench.report.tables.places import named
 from pflbench.reproduce.scales import SCALES, Scale, proportion
 from pflbench.run.follow import Follow
-from pflbench.run.plan import RunOptions, plan
+from pflbench.run.options import RunOptions
+from pflbench.run.plan import plan
 from pflbench.spec import DataSpec, RunSpec
 
 

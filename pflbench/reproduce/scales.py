@@ -55,7 +55,7 @@ class Scale:
         return not self.embedded or dict(line.varied).get("p", 1) <= len(MODELS["mlp"].blocks)
 
     def options(self, cell: Planned, fewest: int = 1) -> dict[str, Any]:
-        """Options of `pflbench run` that run a cell at this scale, by the names of `plan.RunOptions`."""
+        """Options of `pflbench run` that run a cell at this scale, by the names of `run.options.RunOptions`."""
         place = self.place(cell.place, fewest)
         # The round in which ALA starts moves with the rounds.
         factor = place.rounds / cell.place.rounds

@@ -20,7 +20,8 @@ from pflbench.report.tables.grid import Grid
 from pflbench.reproduce.goal import Goal
 from pflbench.run import surface
 from pflbench.run.federation_data import load_federation_data
-from pflbench.run.plan import RunOptions, partition_options, plan
+from pflbench.run.options import RunOptions
+from pflbench.run.plan import partition_options, plan
 from pflbench.spec import RunSpec
 from pflbench.store import arrays
 from pflbench.store.partitions import PartitionRecord

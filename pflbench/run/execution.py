@@ -1,40 +1,76 @@
-"""How a run is executed: the user's choices, and the device."""
+"""How a run is executed: the options that are recorded with a run and are no part of its key."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
-import torch
-
-from pflbench.engine import devices
-from pflbench.errors import UserError
 from pflbench.run.follow import Follow
+from pflbench.run.options import says
 
-VALID = "Valid: auto, cpu, cuda, cuda:0, cuda:1, ..."
+_option: Callable[..., Any] = partial(says, "Execution")
 
 
 @dataclass(frozen=True)
 class Execution:
-    """How a run is executed. Recorded with the run, not part of its key."""
+    """The options by field; those without a help text are no options of the command line."""
 
-    device: str = "auto"
-    engine: Literal["auto", "loop", "batched"] = "auto"
-    workers: int | None = None  # loop on a CPU: clients side by side; None: one per core
-    chunk: int | None = None  # batched: clients at a time; None: as many as there is memory for
+    device: str = _option("auto: a GPU if there is one.", default="auto", metavar="auto|cpu|cuda[:N]")
+    engine: Literal["auto", "loop", "batched"] = _option(
+        "loop: clients side by side on CPU cores; batched: all clients in one program. auto: loop on CPU, batched on GPU.",
+        default="auto",
+    )
+    workers: int | None = _option("loop: clients trained side by side. Default: all cores.", min=1, max=1024)
+    chunk: int | None = _option("batched: clients at a time; auto (default): as many as fit the memory.", metavar="auto|N")
     estimate: int | None = None  # clients at a time by the estimate of the run's first start; None: estimate now
-    pack: int = 1  # batched: runs that differ only in the seed and train together
-    capture: Literal["auto", "graph", "none"] = "auto"  # batched: whether steps are captured as CUDA graphs
-    convolution: Literal["auto", "groups", "search", "unfold"] = "auto"  # batched on a GPU: engine.batched.convolutions
-    deterministic: bool = False  # on a GPU: the same bits each time, or an error; a CPU always gives them
-    save_artifacts_every: int = 0  # every so many rounds large arrays are kept as artifacts; 0: never
-    metrics_every: int = 0  # every so many rounds, and after the last, the measures of `run.metrics` are computed; 0: never
-    test_after_training: bool = False  # whether clients are tested after local training as well, as a second series
+    pack: int = _option("batched: train up to N runs that differ only in the seed together.", default=1, metavar="N", min=1)
+    capture: Literal["auto", "graph", "none"] = _option(
+        "batched: capture of training steps. graph: as CUDA graphs (auto on a GPU); none: no capture (auto on a CPU).",
+        default="auto",
+    )
+    convolution: Literal["auto", "groups", "search", "unfold"] = _option(
+        "batched on a GPU: convolutions of all clients at once. groups: one convolution in groups, cuDNN chooses its "
+        "algorithm by rules; search: by trying some; unfold: products of matrices; auto: the fastest, timed at the start.",
+        default="auto",
+    )
+    deterministic: bool = _option(
+        "On a GPU: the same bits from the same command, by slower deterministic operations and without choices by measurement "
+        "or free memory. A CPU always gives the same bits.",
+        "--deterministic",
+        default=False,
+    )
+    checkpoint_every: float = _option("Shortest time between two checkpoints.", default=30.0, metavar="SECONDS", min=0)
+    checkpoints: str | None = _option(
+        "Where checkpoints are stored: a folder that machines may share, or a URL of fsspec, as s3://bucket/name. "
+        "Default: beside an SQLite database; with a server in ~/.local/state/pflbench.",
+        envvar="PFLBENCH_CHECKPOINTS",
+        metavar="PATH|URL",
+    )
+    save_artifacts_every: int = _option(
+        "Save a method's artifacts (weights, attention, strategies: large) every so many rounds. Default: 0, never.",
+        default=0,
+        metavar="ROUNDS",
+        min=0,
+    )
+    test_after_training: bool = _option(
+        "Test the cohort's models right after local training, too: the series 'after training' (--metric after-training).",
+        "--test-after-training",
+        default=False,
+    )
+    metrics_every: int = _option(
+        "Compute AUC, balanced accuracy and macro-F1 in those evaluated rounds (--eval-every) that are multiples of this, and "
+        "after the last: see `table --metric` and `export measures`. Default: 0, never.",
+        default=0,
+        metavar="ROUNDS",
+        min=0,
+    )
     follow: Follow | None = None  # the client whose models are kept for a trajectory
-    checkpoint_every: float = 30.0  # seconds between checkpoints
-    checkpoints: str | None = None  # folder or URL: run.places
     command: str = ""  # as typed
-    record_host: bool = False  # whether the machine's name, and paths in full, are recorded
+    record_host: bool = _option(
+        "Store this machine's name and full paths with the runs. Passwords are never stored.", "--record-host", default=False
+    )
     scale: str | None = None  # of `reproduce`, for whose table or figure the run is
 
     def engine_on(self, device: str) -> Literal["loop", "batched"]:
@@ -51,64 +87,3 @@ class Execution:
         """Whether convolutions may be unfolded on this device."""
         asked = "groups" if self.convolution == "auto" and self.deterministic else self.convolution
         return self.engine_on(device) == "batched" and device != "cpu" and asked in ("auto", "unfold")
-
-
-def checked(how: Execution) -> Execution:
-    """Returns `how`. Raises UserError for choices that the executor or the device does not have."""
-    place = str(find_device("auto")) if how.device == "auto" else how.device
-    _known(place)
-    loop, cpu = how.engine_on(place) == "loop", place == "cpu"
-    impossible = {
-        f"--pack {how.pack} needs --engine batched": how.pack > 1 and loop,
-        f"--chunk {how.chunk} needs --engine batched": how.chunk is not None and loop,
-        f"--capture {how.capture} needs --engine batched": how.capture != "auto" and loop,
-        f"--convolution {how.convolution} needs --engine batched": how.convolution != "auto" and loop,
-        f"--workers {how.workers} needs --engine loop and a CPU": how.workers is not None and not (loop and cpu),
-        f"--convolution {how.convolution} needs a GPU": how.convolution != "auto" and cpu,
-        "--capture graph needs a GPU": how.capture == "graph" and cpu,
-        "--convolution search excludes --deterministic": how.convolution == "search" and how.deterministic,
-    }
-    for reason, holds in impossible.items():
-        if holds:
-            raise UserError(
-                f"{reason}; this command has {'loop' if loop else 'batched'} on {place}.", "Add what it needs, or leave it out."
-            )
-    return how
-
-
-def find_device(name: str) -> torch.device:
-    """The device of "auto" (the first GPU, else the CPU), "cpu", "cuda" or "cuda:1". Raises UserError for a missing GPU.
-
-    A GPU always gets its index: some functions of torch.cuda refuse a device without one.
-    """
-    if name == "auto":
-        name = devices.accelerator() or "cpu"
-    device = _known(name)
-    if name == "cpu":
-        return device
-    if outdated := devices.outdated_driver():  # PyTorch may count the GPUs all the same
-        raise UserError(f"Device '{name}' was asked for, but {outdated}.", f"{devices.UPDATE} --device cpu needs neither.")
-    count = devices.of(device).device_count()
-    if (device.index or 0) >= count:
-        raise UserError(f"Device '{name}' was asked for, but PyTorch sees {count or 'no'} GPU{'s' if count > 1 else ''} here.",
-                        "Use --device cpu, or install a CUDA build of PyTorch.")  # fmt: skip
-    return torch.device(device.type, device.index or 0)
-
-
-def _known(name: str) -> torch.device:
-    """Raises UserError for devices of another kind; whether it is there is not asked."""
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"Unknown device '{name}'.", VALID) from None
-    if device.type == "mps":
-        raise UserError("Apple's GPUs (mps) have no float64, in which losses and distances of models are summed.", VALID)
-    if name != "cpu" and device.type not in ("cuda", devices.accelerator()):
-        raise UserError(f"Device '{name}' is not supported.", VALID)
-    return device
-
-
-def why_no_gpu(name: str) -> str:
-    """Why "auto" means the CPU if an outdated driver prevents the use of a GPU; else ""."""
-    outdated = devices.outdated_driver() if name == "auto" else ""
-    return outdated and f"The CPU is used, since {outdated}. {devices.UPDATE}"

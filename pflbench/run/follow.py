@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pflbench.errors import UserError
-from pflbench.spec import RunSpec
+
+if TYPE_CHECKING:
+    from pflbench.spec import RunSpec
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
 from pflbench.methods.base import Method
 from pflbench.run.checkpoint import tensors
-from pflbench.run.execution import Execution, find_device
+from pflbench.run.device import find_device
+from pflbench.run.execution import Execution
 from pflbench.run.federation_data import FederationData
 from pflbench.run.round import require_global_model
 from pflbench.spec import RunSpec

@@ -15,7 +15,8 @@ import sqlalchemy
 from pflbench.engine.packed.packed_executor import Pack
 from pflbench.errors import Diverged, Occupied
 from pflbench.run.arithmetic import exact_arithmetic, memory_errors
-from pflbench.run.execution import Execution, find_device
+from pflbench.run.device import find_device
+from pflbench.run.execution import Execution
 from pflbench.run.federation_data import load_federation_data
 from pflbench.run.prepared import prepare
 from pflbench.run.record import as_begun

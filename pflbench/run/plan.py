@@ -9,7 +9,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +20,7 @@ from pflbench.methods.cards import SUFFIX
 from pflbench.partition import natural
 from pflbench.partition.pfllib import describe, sample_shape
 from pflbench.run.canonical import canonical
+from pflbench.run.options import RunOptions
 from pflbench.spec import (
     IID,
     OPTION_OF,
@@ -62,68 +62,6 @@ _LABELLED: dict[str, tuple[str, str, Callable[[str], float]]] = {
     "Pathological": ("pathological", "classes_per_client", int),
     "Groups": ("groups", "groups", int),
 }
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """The options of `pflbench run`, by the same names. None means "not given": the paper's value for that dataset is used."""
-
-    methods: tuple[str, ...] = ()
-    datasets: tuple[str, ...] = ()
-    data_dir: Path = Path("data")
-    model: str | None = None
-    settings: tuple[str, ...] = ()  # "method.name=value"
-    ala: bool = False  # plug ALA into each of the methods
-    preset: str | None = None
-    seed: int | None = None
-    seeds: str | None = None  # "0-4", "0,2,5"
-    # partition
-    partition: str | None = None
-    clients: int | None = None
-    beta: float | None = None
-    classes_per_client: int | None = None
-    balanced: bool | None = None
-    min_samples: int | None = None
-    iid_shares: str | None = None
-    groups: int | None = None
-    dominant_share: float | None = None
-    group_sizes: str | None = None  # "4,4,4"
-    partition_seed: int | None = None
-    test_share: float | None = None
-    central_test: bool | None = None
-    # training
-    rounds: int | None = None
-    local_epochs: int | None = None
-    batch_size: int | None = None
-    lr: float | None = None
-    join_ratio: float | None = None
-    eval_every: int | None = None
-    evaluate: str | None = None
-    drop_last: str | None = None
-    bn_buffers: str | None = None
-    dtype: str | None = None
-    optimizer: str | None = None
-    momentum: float | None = None
-    weight_decay: float | None = None
-    optimizer_state: str | None = None
-    lr_schedule: str | None = None
-    lr_step_every: int | None = None
-    lr_gamma: float | None = None
-    val_share: float | None = None
-    eval_repeats: int | None = None
-    new_clients: int | None = None
-    new_every: int | None = None
-    new_epochs: int | None = None
-    new_samples: int | None = None
-    # behaviour of clients
-    join_ratio_low: float | None = None
-    dropout: float | None = None
-    slowest: float | None = None
-    flops_per_second: float | None = None
-    bandwidth: float | None = None
-    latency: float | None = None
-    deadline: float | None = None
-    upload: str | None = None
 
 
 def plan(wanted: RunOptions, parsed: Parsed | None = None) -> list[RunSpec]:

@@ -16,7 +16,8 @@ from sqlalchemy import URL, Engine, func, select
 from pflbench import methods
 from pflbench.errors import Diverged, UserError
 from pflbench.run import trusted
-from pflbench.run.execution import Execution, checked, find_device
+from pflbench.run.device import checked, find_device
+from pflbench.run.execution import Execution
 from pflbench.run.federation_data import load_federation_data
 from pflbench.run.record import as_begun
 from pflbench.run.training import Progress, execute

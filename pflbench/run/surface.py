@@ -17,7 +17,8 @@ from pflbench.engine.requests import Evaluate
 from pflbench.errors import UserError
 from pflbench.run import trusted
 from pflbench.run.arithmetic import exact_arithmetic
-from pflbench.run.execution import Execution, find_device
+from pflbench.run.device import find_device
+from pflbench.run.execution import Execution
 from pflbench.run.federation_data import load_federation_data
 from pflbench.run.prepared import prepare
 from pflbench.spec import RunSpec

@@ -21,7 +21,8 @@ from pflbench.run import record
 from pflbench.run.arithmetic import exact_arithmetic, memory_errors
 from pflbench.run.checkpoint import Checkpoints, Snapshot, owner
 from pflbench.run.clock import clock
-from pflbench.run.execution import Execution, find_device
+from pflbench.run.device import find_device
+from pflbench.run.execution import Execution
 from pflbench.run.federation_data import FederationData, load_federation_data
 from pflbench.run.metrics import measure
 from pflbench.run.new_clients import tested as tested_new

@@ -1,4 +1,4 @@
-"""Writes a run while it is trained. Each transaction first checks that this process still owns the run."""
+"""Writes a run while it is trained. Each transaction first checks by the run's mark that this process still owns it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MARK = (
 
 
 class RunWriter:
-    """Writes one run. The first change begins it: `started_at`, as given here, is among its columns. hold: checks its lock.
+    """Writes one run. The first change begins it: `started_at`, as given here, is among its columns. hold: takes its lock again if it was lost.
 
     Methods raise Unreachable and may then be retried: nothing is written twice if only the server's answer was lost.
     They raise Occupied if the run is no longer this process's, and Vanished.
@@ -61,7 +61,8 @@ class RunWriter:
     def _own(self) -> Iterator[Connection]:
         """One transaction, if the run is still this process's."""
         try:
-            self._hold()
+            if self._unsure:  # the lock may have been lost with the server
+                self._hold()
             with writing(self._engine) as connection:
                 self._require_own(connection)
                 yield connection

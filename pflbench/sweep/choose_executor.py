@@ -13,7 +13,8 @@ from sqlalchemy import Engine
 from pflbench import environment
 from pflbench.engine import devices, memory
 from pflbench.errors import UserError
-from pflbench.run.execution import Execution, find_device
+from pflbench.run.device import find_device
+from pflbench.run.execution import Execution
 from pflbench.run.federation_data import load_federation_data
 from pflbench.run.memory_estimate import footprint
 from pflbench.spec import RunSpec

@@ -20,7 +20,8 @@ from pydantic import TypeAdapter, ValidationError
 from pflbench import methods
 from pflbench.errors import UserError, unknown, why
 from pflbench.methods.cards import SUFFIX
-from pflbench.run.plan import SCHEMES, Parsed, RunOptions, method_name, plan, setting
+from pflbench.run.options import RunOptions
+from pflbench.run.plan import SCHEMES, Parsed, method_name, plan, setting
 from pflbench.spec import DEPENDS_ON, RunSpec, TrainSpec
 
 Point = Mapping[str, Any]
@@ -158,7 +159,7 @@ def listed(settings: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 @cache
 def options() -> dict[str, str]:
-    """The options of a grid: name on the command line -> field of `run.plan.RunOptions`."""
+    """The options of a grid: name on the command line -> field of `run.options.RunOptions`."""
     names = {field.name.replace("_", "-"): field.name for field in fields(RunOptions) if field.name not in _LEFT_OUT}
     return {**_RENAMED, **names}
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pflbench.engine import memory
 from pflbench.errors import UserError
-from pflbench.run.execution import find_device
+from pflbench.run.device import find_device
 from pflbench.sweep.choose_executor import ITSELF
 from pflbench.sweep.run_queue import RunQueue, work_alone
 

@@ -15,7 +15,8 @@ from sqlalchemy import Engine
 from pflbench import environment, interrupts, plain
 from pflbench.errors import Occupied, Unreachable, UserError, Vanished
 from pflbench.plugins.methods import plugged_in
-from pflbench.run.execution import Execution, find_device
+from pflbench.run.device import find_device
+from pflbench.run.execution import Execution
 from pflbench.run.pack import Told, execute_pack
 from pflbench.run.record import messages
 from pflbench.spec import RunSpec

@@ -19,7 +19,8 @@ from sqlalchemy import Engine
 from pflbench import methods
 from pflbench.errors import UserError, unknown
 from pflbench.methods.cards import SUFFIX
-from pflbench.run.plan import Parsed, RunOptions, method_name, plan, seed_list
+from pflbench.run.options import RunOptions
+from pflbench.run.plan import Parsed, method_name, plan, seed_list
 from pflbench.spec import RunSpec
 from pflbench.store import sweeps
 from pflbench.store.studies import Scores, StoredStudy, Trial, of_sweep

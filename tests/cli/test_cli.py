@@ -20,7 +20,7 @@ from pflbench.cli import app, main
 from pflbench.cli.options import run_options
 from pflbench.cli.run import run
 from pflbench.methods import METHODS
-from pflbench.run.plan import RunOptions
+from pflbench.run.options import RunOptions
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from support.runs import rows, short
 
 from pflbench import methods
 from pflbench.contract import device as checks
-from pflbench.run.execution import Execution, find_device
+from pflbench.run.device import find_device
+from pflbench.run.execution import Execution
 from pflbench.run.training import execute
 
 TOO_OLD = {"STAND_IN_DRIVER": "12040"}  # for CUDA 13

@@ -21,10 +21,12 @@ from pflbench.engine.batched.batched_executor import BatchedExecutor
 from pflbench.engine.batched.convolutions import CONVOLUTIONS, convolve_by, fastest
 from pflbench.engine.batched.layers import Together
 from pflbench.engine.samples import Samples
-from pflbench.run.execution import Execution, find_device
+from pflbench.run.device import find_device
+from pflbench.run.execution import Execution
 from pflbench.run.federation_data import load_federation_data
 from pflbench.run.memory_estimate import Peak, footprint
-from pflbench.run.plan import RunOptions, plan
+from pflbench.run.options import RunOptions
+from pflbench.run.plan import plan
 from pflbench.run.prepared import prepare
 
 CPU = torch.device("cpu")

@@ -13,7 +13,8 @@ from pflbench import methods
 from pflbench.contract.small import federation, train
 from pflbench.contract.toy import Quadratic, by_hand, q2, rounds
 from pflbench.methods.perfedavg import PerFedAvg, first_order, hessian_free
-from pflbench.run.plan import RunOptions, preset_notes
+from pflbench.run.options import RunOptions
+from pflbench.run.plan import preset_notes
 from pflbench.spec import MethodSpec
 
 variants = pytest.mark.parametrize("hessian", ["fo", "hf"])

@@ -14,7 +14,8 @@ from pflbench import methods
 from pflbench.report import baselines
 from pflbench.report.selection import Filters
 from pflbench.report.tables.accuracy import build
-from pflbench.run.plan import RunOptions, plan
+from pflbench.run.options import RunOptions
+from pflbench.run.plan import plan
 
 
 def add(engine: Engine, *names: str, **of: Any) -> None:

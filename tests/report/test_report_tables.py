@@ -25,7 +25,8 @@ from pflbench.report.tables import cell
 from pflbench.report.tables.accuracy import AccuracyTable
 from pflbench.report.tables.grid import render
 from pflbench.report.tables.places import BLOCKS, AccuracyColumn
-from pflbench.run.plan import RunOptions, plan
+from pflbench.run.options import RunOptions
+from pflbench.run.plan import plan
 from pflbench.spec import RunSpec
 from pflbench.store.runs import RoundRule
 from pflbench.store.write import RoundRecord, create_run, update_run

@@ -12,7 +12,8 @@ from support.report_database import add_run, spec
 
 from pflbench.cli.console import duration
 from pflbench.reproduce import forecast
-from pflbench.run.plan import RunOptions, plan
+from pflbench.run.options import RunOptions
+from pflbench.run.plan import plan
 from pflbench.spec import RunSpec
 from pflbench.store import database as db
 from pflbench.store.rounds import Speed

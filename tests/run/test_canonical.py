@@ -10,7 +10,8 @@ import pytest
 from support.command import Shell, write
 from support.runs import numbers, rows, run
 
-from pflbench.run.plan import RunOptions, plan
+from pflbench.run.options import RunOptions
+from pflbench.run.plan import plan
 from pflbench.spec import RunSpec
 from pflbench.store.database import connect, to_url
 

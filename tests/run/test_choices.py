@@ -23,9 +23,11 @@ from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
 from pflbench.run import arithmetic
 from pflbench.run.arithmetic import exact_arithmetic
-from pflbench.run.execution import Execution, checked
+from pflbench.run.device import checked
+from pflbench.run.execution import Execution
+from pflbench.run.options import RunOptions
 from pflbench.run.pack import execute_pack
-from pflbench.run.plan import RunOptions, plan
+from pflbench.run.plan import plan
 from pflbench.run.prepared import Prepared
 from pflbench.run.record import as_begun
 from pflbench.run.training import execute

@@ -12,7 +12,8 @@ from pflbench.engine import rng
 from pflbench.errors import UserError
 from pflbench.run.execution import Execution
 from pflbench.run.federation_data import load_federation_data
-from pflbench.run.plan import RunOptions, plan
+from pflbench.run.options import RunOptions
+from pflbench.run.plan import plan
 
 SIZE = 64 * 64 + 64 + 64 * 10 + 10  # parameters of the MLP on the digits
 # Multiplications and additions of a sample: forward, and backward for the weights of both layers and the input of the second.

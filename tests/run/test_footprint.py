@@ -16,7 +16,8 @@ from pflbench.engine.memory import SHARE
 from pflbench.run.execution import Execution
 from pflbench.run.federation_data import load_federation_data
 from pflbench.run.memory_estimate import Peak, footprint
-from pflbench.run.plan import RunOptions, plan
+from pflbench.run.options import RunOptions
+from pflbench.run.plan import plan
 from pflbench.run.prepared import prepare
 
 CPU = torch.device("cpu")

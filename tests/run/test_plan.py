@@ -14,7 +14,8 @@ from pflbench import partition
 from pflbench.errors import UserError
 from pflbench.methods import METHODS, hyperparameters
 from pflbench.run.federation_data import load_federation_data
-from pflbench.run.plan import SCHEMES, RunOptions, plan
+from pflbench.run.options import RunOptions
+from pflbench.run.plan import SCHEMES, plan
 from pflbench.spec import DataSpec, Dirichlet, Groups, Pathological, Pfllib, RunSpec
 
 

@@ -15,7 +15,8 @@ from pflbench.engine import devices, memory
 from pflbench.errors import UserError
 from pflbench.run import doctor, prepared
 from pflbench.run.checkpoint import Checkpoints
-from pflbench.run.execution import Execution, checked, find_device
+from pflbench.run.device import checked, find_device
+from pflbench.run.execution import Execution
 from pflbench.run.federation_data import load_federation_data
 from pflbench.run.memory_estimate import estimate
 from pflbench.run.pack import execute_pack

@@ -11,7 +11,8 @@ import pytest
 from pflbench.cli.progress import named
 from pflbench.errors import UserError
 from pflbench.plugins.methods import plugged_in
-from pflbench.run.plan import RunOptions, plan
+from pflbench.run.options import RunOptions
+from pflbench.run.plan import plan
 from pflbench.sweep.grid import RunGrid, of_run, specifications
 from pflbench.sweep.study import from_command_line, read
 

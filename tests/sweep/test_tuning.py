@@ -20,7 +20,7 @@ from support.runs import count_reached
 from support.store_samples import write_round
 
 from pflbench.cli import tune
-from pflbench.run.plan import RunOptions
+from pflbench.run.options import RunOptions
 from pflbench.spec import RunSpec
 from pflbench.store import runs, studies, write
 from pflbench.store.database import connect, to_url

@@ -17,7 +17,8 @@ from pflbench.contract.as_run import dealt, specification
 from pflbench.contract.as_run import method as make
 from pflbench.engine.federation import Federation
 from pflbench.run.arithmetic import exact_arithmetic
-from pflbench.run.execution import Execution, find_device
+from pflbench.run.device import find_device
+from pflbench.run.execution import Execution
 from pflbench.run.federation_data import FederationData
 from pflbench.run.memory_estimate import footprint
 from pflbench.run.prepared import prepare

@@ -1,0 +1,52 @@
+"""What planned runs need and what is wrong with them, by their data, before the first of them starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pflbench.data import Progress
+from pflbench.errors import NoData
+from pflbench.run.execution import Execution
+from pflbench.run.federation_data import load_federation_data, remarks
+from pflbench.run.follow import Follow, check
+from pflbench.run.memory_estimate import Footprint, footprint, require_possible
+from pflbench.spec import RunSpec
+
+
+def require_runnable(specs: Sequence[RunSpec], data_root: Path, progress: Progress | None) -> list[str]:
+    """Loads all data and makes all partitions once. Returns what a user may not expect of them; raises UserError."""
+    notes: dict[str, None] = {}  # in order, each once
+    places = list(dict.fromkeys((spec.data, spec.partition) for spec in specs))
+    apart = {_without_seed(spec): spec for spec in specs}.values()
+    for spec in sorted(apart, key=lambda spec: places.index((spec.data, spec.partition))):  # each is loaded once
+        setting = load_federation_data(spec, data_root, progress)
+        require_possible(spec, setting)
+        notes |= dict.fromkeys(remarks(spec, setting))
+    return list(notes)
+
+
+def footprints(specs: Sequence[RunSpec], data_root: Path, how: Execution, progress: Progress | None) -> list[Footprint | None]:
+    """The memory of each run; None if its data are missing, or as `footprint`."""
+    needs: dict[str, Footprint | None] = {}
+    for spec in specs:
+        if (alike := _without_seed(spec)) not in needs:
+            try:
+                needs[alike] = footprint(spec, load_federation_data(spec, data_root, progress), how)
+            except NoData:
+                needs[alike] = None
+    return [needs[_without_seed(spec)] for spec in specs]
+
+
+def trajectory_bytes(client: Follow, specs: Sequence[RunSpec], data_root: Path) -> int:
+    """The most that a run stores of the client's models. Raises UserError for a run that lacks the client or the rounds."""
+    sizes = []
+    for spec in specs:
+        check(client, spec)
+        model = load_federation_data(spec, data_root).model(spec)
+        sizes.append(client.bytes(sum(parameter.numel() for parameter in model.parameters())))
+    return max(sizes)
+
+
+def _without_seed(spec: RunSpec) -> str:
+    return spec.model_copy(update={"seed": 0}).key
