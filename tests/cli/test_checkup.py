@@ -52,6 +52,7 @@ def test_a_driver_that_is_older_than_pytorch_s_cuda_is_said_with_both_versions(s
     assert both not in shell(*asked, "--device", "cpu", "--force").err
 
 
+@pytest.mark.slow
 def test_a_healthy_gpu_passes_and_is_remembered(shell, gpu):
     done = shell("doctor", "--gpu", "--device", f"{NAME}:0")
     assert done.code == 0, done

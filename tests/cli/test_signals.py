@@ -226,7 +226,7 @@ def test_serve_ends(shell: Shell, tmp_path: Path) -> None:
 @pytest.mark.parametrize("whom", ["the command", "all", "a worker"])
 def test_workers_keep_their_checkpoints(shell: Shell, tmp_path: Path, whom: str) -> None:
     """Slurm sends SIGTERM to every process of a job; others to the command alone. A worker that alone gets it is replaced."""
-    rounds = "400" if whom == "a worker" else "3000"
+    rounds = "200" if whom == "a worker" else "3000"
     command = (*RUN[:-1], rounds, "--seeds", "0-1", "--jobs", "2", "-q")
     shell("db", "upgrade")
     process = start(*command, folder=tmp_path)

@@ -195,6 +195,7 @@ def test_the_lstm_equals_pytorchs():
     torch.testing.assert_close(found, torch.autograd.grad(expected.square().sum(), [other for _, other in pairs]))
 
 
+@pytest.mark.slow
 def test_all_executors_train_the_lstm(capfd):
     """The contract suite, on few positions."""
     assert model_keeps_the_contract("charlstm", None, (5,), 6, 9)

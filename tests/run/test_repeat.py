@@ -115,6 +115,7 @@ def test_a_changed_row_is_found(mine: Path, shell: Shell, run: int, change: str,
     assert found["difference"].startswith(told)
 
 
+@pytest.mark.slow
 def test_another_executor_rounds_otherwise_and_is_named(mine: Path, shell: Shell) -> None:
     exact = shell("runs", "reproduce", "1", "-q", "--engine", "batched")
     assert exact.code == 2
@@ -189,6 +190,7 @@ def test_columns_of_later_versions_change_no_hash(paper: Path, shell: Shell) -> 
     assert shell("runs", "verify", "paper.db", "--rounds", "0").code == 0
 
 
+@pytest.mark.slow
 def test_forged_hashes_do_not_hide_a_row_from_training(paper: Path, shell: Shell) -> None:
     """Nor do sums that agree with it. A draw that ends before its round does."""
     ((client,),) = sql(paper, "SELECT min(client) FROM client_round WHERE run_id = 1 AND round = 5")
