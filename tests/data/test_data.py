@@ -35,19 +35,6 @@ def test_digits_are_the_embedded_images_scaled_to_minus_one_to_one(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("mnist", DataSpec(name="mnist")),
-        ("agnews:test", DataSpec(name="agnews", variant="test")),
-        ("emnist", DataSpec(name="emnist", variant="byclass")),
-        ("emnist:letters", DataSpec(name="emnist", variant="letters")),
-    ],
-)
-def test_parse(text: str, expected: DataSpec, tmp_path: Path) -> None:
-    assert data.parse(text, tmp_path) == expected
-
-
-@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("minst", ["Unknown dataset 'minst'", "Did you mean 'mnist'", "folder:PATH"]),

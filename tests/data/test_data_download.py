@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import http.server
 import io
-import struct
 import tarfile
 import threading
 import zipfile
@@ -16,7 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from support.command import Shell
+from support.vision_files import put_set
 
 from pflbench import data
 from pflbench._torchvision import torchvision
@@ -141,19 +142,14 @@ def test_agnews_fetches_only_what_is_not_whole(server: Server, tmp_path: Path, m
 
 
 def test_tiny_is_checked_and_used_as_the_zip_it_is(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as file:
-        for name in ("n1", "n2"):
-            image = io.BytesIO()
-            Image.new("RGB", (4, 4)).save(image, "JPEG")
-            file.writestr(f"tiny-imagenet-200/train/{name}/images/{name}_0.JPEG", image.getvalue())
-    server.files["/tiny-imagenet-200.zip"] = buffer.getvalue()
+    image = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(image, "JPEG")
+    content = zipped({f"tiny-imagenet-200/train/{name}/images/{name}_0.JPEG": image.getvalue() for name in ("n1", "n2")})
+    server.files["/tiny-imagenet-200.zip"] = content
     monkeypatch.setattr(tiny, "URL", f"{server.url}/tiny-imagenet-200.zip")
     with pytest.raises(UserError, match="corrupted"):
         data.download("tiny", tmp_path)
-    monkeypatch.setattr(tiny, "MD5", hashlib.md5(buffer.getvalue()).hexdigest())
+    monkeypatch.setattr(tiny, "MD5", hashlib.md5(content).hexdigest())
     monkeypatch.setattr(tiny, "CLASSES", 2)
     monkeypatch.setattr(tiny, "PER_CLASS", 1)
     data.download("tiny", tmp_path)
@@ -191,20 +187,15 @@ def zipped(files: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def idx(labels: list[int] | None, n: int) -> bytes:
-    if labels is not None:
-        return struct.pack(">4BI", 0, 0, 8, 1, n) + bytes(labels)
-    return struct.pack(">4B3I", 0, 0, 8, 3, n, 28, 28) + bytes(n * 784)
-
-
 @pytest.fixture
-def mnist_mirror(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def mnist_mirror(server: Server, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Serves two training images and one test image under MNIST's names, and lets torchvision know their checksums."""
     reader = torchvision().datasets.MNIST
-    contents = [idx(None, 2), idx([3, 4], 2), idx(None, 1), idx([5], 1)]
+    folder = tmp_path_factory.mktemp("mirror")
+    put_set(folder, ("train", "t10k"), ([3, 4], [5]))
     resources = []
-    for (name, _), content in zip(reader.resources, contents, strict=True):
-        server.files[f"/{name}"] = gzip.compress(content, mtime=0)
+    for name, _ in reader.resources:
+        server.files[f"/{name}"] = gzip.compress((folder / name.removesuffix(".gz")).read_bytes(), mtime=0)
         resources.append((name, hashlib.md5(server.files[f"/{name}"]).hexdigest()))
     monkeypatch.setattr(reader, "mirrors", [f"{server.url}/"])
     monkeypatch.setattr(reader, "resources", resources)
