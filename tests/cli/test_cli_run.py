@@ -36,13 +36,9 @@ def test_results_on_stdout_messages_on_stderr_and_once_is_enough(shell: Shell) -
     again = shell("run", "-m", "fedavg", *SHORT, "--json")
     assert "run 1 is finished already; --force" in again.err
     assert [(row["run"], row["status"], row["best"]) for row in parsed(again)] == [(1, "finished", best)]
-    assert parsed(shell("run", "-m", "fedavg", *SHORT, "--force", "--json"))[0]["run"] == 2
+    forced = shell("run", "-m", "fedavg", *SHORT, "--force", "--quiet", "--json")
+    assert (parsed(forced)[0]["run"], forced.err) == (2, "")
     assert rows("SELECT attempt, status FROM run") == [(1, "finished"), (2, "finished")]
-
-
-def test_quiet(shell: Shell) -> None:
-    done = shell("run", "-m", "local", *SHORT, "--quiet")
-    assert (done.code, done.err, len(done.out.splitlines())) == (0, "", 1)
 
 
 def test_progress_on_a_terminal_is_a_bar(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,11 +105,8 @@ def test_a_run_on_a_cpu_does_without_pytorch_s_compiler(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("-p pathological --classes-per-client 11", "11 classes per client are more than the 10 classes"),
         ("--clients 2000", "2000 clients are too many for 1797 samples"),
         ("--beta 0", "--beta 0.0 is not possible: it must be above 0."),
-        ("--beta 0.0001 --clients 30", "Use a larger --beta, fewer --clients"),
-        ("--rounds 0", "--rounds 0 is not possible: it must be at least 1."),
         ("--lr fast", "--lr fast is not possible: it must be a number."),
         ("--lr 1e308", "--lr 1e+308 is larger than any number of float32."),
         ("--join-ratio 2", "--join-ratio 2.0 is not possible: it must be at most 1."),
@@ -127,15 +120,10 @@ def test_a_run_on_a_cpu_does_without_pytorch_s_compiler(tmp_path: Path) -> None:
         ("--device mps", "Apple's GPUs (mps) have no float64"),
         ("--db /no/such/folder/x.db", "No folder /no/such/folder"),
         ("--chunk 0", "'0' is neither auto nor a number"),
-        ("--chunk 1.5", "'1.5' is neither auto nor a number"),
         ("--pack 0", "--pack"),
         ("--pack 4 --engine loop --dry-run", "--pack 4 needs --engine batched"),
         ("--engine batched --convolution unfold", "--convolution unfold needs a GPU"),
-        ("-d mnist", "pflbench data download mnist"),
-        ("-p pfllib:nowhere -d mnist", "config.json is missing"),
-        ("-d npz:nowhere.npz", "nowhere.npz does not exist"),
         ("--checkpoints /proc/nowhere", "Checkpoints cannot be stored in /proc/nowhere"),
-        ("-m fedala --set fedala.p=4", "fedala on digits, model mlp: p = 4, but of this model 2 blocks"),
         ("-m ditto+alaa", "Did you mean 'ditto+ala'?"),
         ("--set fedavg.mu=1", "fedavg"),
         ("-m fedala --set fedala.p=x", "fedala.p = 'x' is not possible: it must be a whole number."),

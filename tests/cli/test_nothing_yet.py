@@ -56,7 +56,6 @@ def test_a_distribution_needs_no_run_and_no_database(shell: Shell) -> None:
         assert Path("pflbench.db").exists() is bool(step)
         db.connect(db.to_url("pflbench.db"))
     assert "Unknown partition 'Dr(1)'" in shell.refused("plot", "distribution", "-d", "digits", "-p", "Dr(1)", "--db", "none.db")
-    assert "--method does not belong" in shell.refused("plot", "distribution", "-m", "fedavg")
     assert "pflbench data download mnist" in shell.refused("plot", "distribution", "-d", "mnist")
 
 

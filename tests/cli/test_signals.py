@@ -27,7 +27,6 @@ from pflbench.run.checkpoint import Checkpoints
 
 RUN = ("run", "-m", "fedavg", "-d", "digits", "--clients", "4", "--rounds", "6")
 LONG = (*RUN[:-1], "3000")
-CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
 @pytest.fixture(autouse=True)
@@ -159,24 +158,6 @@ def until(process: subprocess.Popen[str], said: str) -> None:
     assert process.stderr is not None
     while said not in process.stderr.readline():
         assert process.poll() is None, "it never said so"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_what_schedulers_send_is_taken_as_ctrl_c(shell: Shell, tmp_path: Path, number: signal.Signals) -> None:
-    process = start(*LONG, folder=tmp_path)
-    until(process, "round 0/")
-    time.sleep(0.5)
-    process.send_signal(number)
-    done = finish(process)
-    assert done.code == CODES[number]
-    assert "Interrupted. The same command continues" in done.err
-    assert rows("SELECT status FROM run") == [("interrupted",)]
-    ((kept,),) = rows("SELECT MAX(round) FROM round")
-    process = start(*LONG, folder=tmp_path)
-    until(process, f"resumed after round {kept}")
-    process.kill()
-    finish(process)
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from support.command import Shell, rows
 
 
@@ -16,6 +15,7 @@ def test_smoke_runs_stay_out_unless_asked_for(shell: Shell) -> None:
     assert "--smoke shows them" in told
     assert shell("table", "accuracy", "--smoke").code == 0
     shell("run", "-m", "fedavg", "-d", "digits", "--rounds", "1", "-q")
+    assert rows("SELECT json_extract(environment, '$.scale') FROM run ORDER BY id") == [("smoke",), (None,)]
     for command in (("table", "accuracy"), ("table", "overhead")):
         document = json.loads(shell(*command, "--json").out)
         assert [cell["runs"] for cell in document["cells"]] == [[2]]
@@ -29,12 +29,3 @@ def test_smoke_runs_stay_out_unless_asked_for(shell: Shell) -> None:
     assert (drawn.code, "--smoke shows them" in drawn.err) == (0, True)
     assert len(json.loads(shell("runs", "list", "--json").out)) == 2, "a list of runs has all of them"
     assert shell(*smoke, "-f", "json").out.count('"mean"') == 1, "its own table has its own runs"
-
-
-@pytest.mark.slow
-def test_only_smoke_is_kept_apart(shell: Shell) -> None:
-    """The record says for which scale a run was made; `run` says none."""
-    shell("reproduce", "ablation", "--scale", "smoke", "-q")
-    shell("run", "-m", "fedavg", "-d", "digits", "--rounds", "1", "-q")
-    made = rows("SELECT id, json_extract(environment, '$.scale') FROM run ORDER BY id")
-    assert made == [(1, "smoke"), (2, "smoke"), (3, None)]

@@ -75,6 +75,9 @@ def test_defaults_follow_the_shape(shape: tuple[int, ...], model: str, lr: float
         ({"a": np.zeros(2), "y": [0, 1]}, "no array 'x'; it holds: a, y"),
         ({"x": np.zeros((2, 2)), "y": [0, 2], "classes": ["a", "b"]}, "does not name"),  # the others: test_data_own.py
         ({"x": np.array([{"a": 1}, {}], object), "y": [0, 1]}, "Object arrays cannot be loaded"),
+        ({"x": np.zeros((2, 2)), "y": [0, 1], "owner": [3]}, r"owner is int64 with the shape \(1,\)"),
+        ({"x": np.zeros((2, 2)), "y": [0, 1], "owner": [[3], [4]]}, r"owner is int64 with the shape \(2, 1\)"),
+        ({"x": np.zeros((2, 2)), "y": [0, 1], "owner": np.array("me")}, "owner is <U2"),
     ],
 )
 def test_unfit_arrays_are_refused(arrays: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -93,7 +93,6 @@ def test_greyscale_images_stay_one_channel_unless_one_has_colour(tmp_path: Path)
     np.testing.assert_array_equal(x, np.stack([np.stack([a] * 3), np.stack([b] * 3), colour.transpose(2, 0, 1)]))
 
 
-@pytest.mark.slow
 def test_many_images_decode_in_a_pool_as_they_do_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "s"
     for i in range(23):

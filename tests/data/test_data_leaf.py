@@ -107,11 +107,9 @@ def test_users_and_parts_enter_the_hash(tmp_path: Path) -> None:
     [
         ('{"users": ["a"]', "cannot be read: "),
         ("[1]", "cannot be read: "),
-        ('{"users": ["a"]}', "it has no 'user_data'"),
         ('{"users": ["a"], "user_data": {"b": {"x": [[1]], "y": [1]}}}', "it has no 'a'"),
         ('{"users": ["a"], "user_data": {"a": {"x": [], "y": []}}}', "it has no samples"),
         ('{"users": ["a"], "user_data": {"a": {"x": [[1], [2]], "y": [1]}}}', "a user has other numbers of x and y"),
-        ('{"users": ["a"], "user_data": {"a": {"x": [[1], [2, 3]], "y": [1, 2]}}}', "cannot be read: "),
         ('{"users": ["a"], "user_data": {"a": {"x": [[1], [NaN]], "y": [1, 2]}}}', "lists of finite numbers"),
         ('{"users": ["a"], "user_data": {"a": {"x": [1, 2], "y": [1, 2]}}}', "lists of finite numbers"),
         ('{"users": ["a"], "user_data": {"a": {"x": ["ab", "abc"], "y": ["a", "b"]}}}', "texts of 2 to 3 characters"),

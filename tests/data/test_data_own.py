@@ -84,7 +84,6 @@ def test_other_data_have_another_key(shell: Shell) -> None:
     ("returned", "words"),
     [
         ("np.full((8, 3), np.nan), np.arange(8) % 2", "the data hold NaN or infinity: x has values that are not finite"),
-        ("np.full((8, 3), np.inf), np.arange(8) % 2", "x has values that are not finite"),
         ("np.full((8, 3), 1e300), np.arange(8) % 2", "x has values beyond what float32 holds"),
         ("np.zeros((8, 3)), np.arange(7) % 2", "x has 8 samples, y has 7 labels"),
         ("np.zeros((8, 3)), np.arange(8) % 3, ['a', 'b']", "labels that `classes`, of length 2, does not name"),
@@ -99,7 +98,6 @@ def test_other_data_have_another_key(shell: Shell) -> None:
         ("{'x': np.zeros((8, 3)), 'y': np.arange(8) % 2, 'train_size': 2.5}", "failed.*: TypeError: 'float' object"),
         ("{'x': np.full((8, 3), 9), 'y': np.arange(8) % 2, 'vocabulary': 9}", "x has tokens from 9 to 9"),
         ("{'x': np.zeros((8, 3)), 'y': np.arange(8) % 2, 'vocabulary': 9}", "x is float64 with the shape"),
-        ("{'x': np.zeros((8, 3), int), 'y': np.arange(7) % 2, 'vocabulary': 9}", "x has 8 samples, y has 7 labels"),
         ("{'x': np.zeros((8, 3)), 'y': np.arange(8) % 2, 'owner': np.zeros(8)}", "owner is float64"),
         ("np.zeros(3)[5]", r"failed \(line \d+\): IndexError"),
         ("np.random.normal(size=(8, 3)), np.arange(8) % 2", "gives other data each time"),
@@ -113,9 +111,7 @@ def test_what_is_no_data_is_refused(shell: Shell, returned: str, words: str) -> 
 @pytest.mark.parametrize(
     ("dataset", "words"),
     [
-        ("nowhere.py:own", "nowhere.py cannot be read"),
         ("sets.py:blob", "sets.py has no 'blob'. Write sets.py:blobs or sets.py:of_folder."),
-        ("sets.py", "does not say which of its datasets is meant"),
         ("sets.py:np", "'np' of sets.py is a module, no function"),
         ("asks.py:own", "'own' of asks.py asks for 'n', which nobody knows"),
         ("set", "Unknown dataset 'set'"),

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from support.real_data import ROOT, real
 
 from pflbench import data
-from pflbench.data import folder, images
+from pflbench.data import folder
 from pflbench.spec import DataSpec
 
 
@@ -34,19 +33,6 @@ def test_cifar10_folder_is_listed_whole_and_train_first() -> None:
     assert np.bincount(listing.y[50_000:]).tolist() == [1000] * 10
     assert all(name.startswith("train/") for name in listing.files[:50_000])
     assert all(f"/{listing.classes[k]}/" in name for name, k in zip(listing.files, listing.y, strict=True))
-
-
-def test_part_of_cifar10_decoded_in_a_pool(tmp_path: Path) -> None:
-    source = real("cifar10-jpeg").resolve()
-    (tmp_path / "part").mkdir()
-    for name in ("cat", "dog", "frog"):
-        (tmp_path / "part" / name).symlink_to(source / "test" / name)
-    arrays = data.load(data.parse(f"folder:{tmp_path / 'part'}", tmp_path), tmp_path)
-    assert arrays.x.shape == (3000, 3, 32, 32)
-    assert len(arrays.y) >= images.FEW
-    for i, path in enumerate(sorted((source / "test" / "dog").iterdir())[::100]):
-        with Image.open(path) as image:
-            np.testing.assert_array_equal(arrays.x[1000 + 100 * i], np.asarray(image).transpose(2, 0, 1))
 
 
 @pytest.mark.slow

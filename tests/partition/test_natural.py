@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -55,22 +54,6 @@ def test_a_run_on_ones_own_data(shell: Shell, tmp_path: Path) -> None:
         writer.writerows([("owner", "label", "text"), *((f"writer {i % 4}", i % 2, f"word{i % 2} again {i}") for i in range(40))])
     shown = shell("partition", "show", "-d", f"csv:{tmp_path}/own.csv", "-p", "natural")
     assert (shown.code, "4 clients" in shown.err) == (0, True), shown.err
-
-
-FAULTY = {
-    "floats": np.arange(40) / 4,
-    "objects": np.array([{"a": 1}] * 40, object),
-    "too few": np.arange(39),
-    "a matrix": np.zeros((40, 2), int),
-    "a text": np.array("me"),
-}
-
-
-@pytest.mark.parametrize("owner", FAULTY.values(), ids=FAULTY)
-def test_an_array_that_names_no_owners_is_refused(owner: Any, shell: Shell, tmp_path: Path) -> None:
-    np.savez(tmp_path / "own.npz", x=np.zeros((40, 4)), y=np.arange(40) % 2, owner=owner)
-    error = shell.refused("partition", "show", "-d", f"npz:{tmp_path}/own.npz", "-p", "iid", "--clients", "2")
-    assert "cannot be read: Object arrays" in error if owner.dtype == object else f"owner is {owner.dtype}" in error
 
 
 def test_a_csv_with_lines_without_an_owner_matters_to_natural_alone(shell: Shell, tmp_path: Path) -> None:
