@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import subprocess
 import sys
 import threading
 from contextlib import suppress
@@ -13,10 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from support.command import Shell, finish, parsed, rows, start
-from support.spies import on_call
-
-from pflbench.engine.federation import Federation
-from pflbench.methods.fedavg import FedAvg
 
 DRY = ("--dry-run", "--json")
 SHORT = ("-d", "digits", "--rounds", "2", "--clients", "5")
@@ -150,21 +145,6 @@ def test_a_gpu_that_is_not_there(shell: Shell, monkeypatch: pytest.MonkeyPatch) 
     assert not Path("pflbench.db").exists()
 
 
-def test_out_of_gpu_memory_names_the_option_that_helps(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same command, which fits then, continues."""
-    first = [torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")]
-
-    def update(_: FedAvg, fed: Federation, *__: object) -> None:
-        if fed.t == 2 and first:
-            raise first.pop()
-
-    on_call(monkeypatch, FedAvg, "update", update)
-    assert "--chunk N" in shell.refused("run", "-m", "fedavg", *SHORT)
-    assert rows("SELECT status, MAX(round) FROM run JOIN round ON id = run_id") == [("failed", 1)]
-    assert shell("run", "-m", "fedavg", *SHORT).code == 0
-    assert rows("SELECT status, MAX(round) FROM run JOIN round ON id = run_id") == [("finished", 2)]
-
-
 def test_a_disk_that_fills_up_loses_nothing_committed(shell: Shell) -> None:
     """As if it did: no file may become longer."""
     command = ("run", "-m", "local", "-d", "digits", "--rounds", "40", "--clients", "5", "--batch-size", "500")
@@ -212,10 +192,11 @@ def test_a_dry_run_is_a_table(shell: Shell) -> None:
     assert not list(Path().iterdir())
 
 
-@pytest.mark.parametrize("wrong", ["-m fedavx", "-m fedavg -d digit", "-m fedavg --model cnnx", "-m fedfomo+ala"])
-def test_an_unknown_name_is_answered_before_torch_is_imported(wrong: str) -> None:
+def test_an_unknown_name_is_answered_before_torch_is_imported(tmp_path: Path) -> None:
+    wrong = ("-m fedavx", "-m fedavg -d digit", "-m fedavg --model cnnx", "-m fedfomo+ala")
     program = (
-        f"import sys; from pflbench.cli import main; code = main({['run', *wrong.split()]}); print(code, 'torch' in sys.modules)"
+        "import sys; from pflbench.cli import main\n"
+        f"print([main(['run', *one.split()]) for one in {wrong}], 'torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "2 False\n", done.stderr
+    done = finish(start(folder=tmp_path, program=program))
+    assert done.out == "[2, 2, 2, 2] False\n", done.err
