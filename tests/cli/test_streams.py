@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from support.command import PROGRAM, environment
 
-FULL = Path("/dev/full")
-
 
 def printed(folder: Path, redirected: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
     """Of a command in a shell of its own, its stdout redirected."""
@@ -30,15 +28,10 @@ def test_a_reader_that_has_gone() -> None:
     assert (process.returncode, process.stderr) == (141, b"")
 
 
-def test_a_stdout_that_was_closed(tmp_path: Path) -> None:
-    done = printed(tmp_path, ">&-", "methods", "list")
-    assert (done.returncode, done.stderr) == (0, b"")
-
-
-@pytest.mark.skipif(not FULL.exists(), reason="no /dev/full on this system")
-def test_a_disk_that_is_full(tmp_path: Path) -> None:
-    done = printed(tmp_path, ">/dev/full", "methods", "list")
-    assert (done.returncode, done.stderr) == (2, b"Error: No space left on device.\n")
+@pytest.mark.parametrize(("stdout", "code", "told"), [("&-", 0, b""), ("/dev/full", 2, b"Error: No space left on device.\n")])
+def test_a_stdout_that_is_closed_or_full(stdout: str, code: int, told: bytes, tmp_path: Path) -> None:
+    done = printed(tmp_path, f">{stdout}", "methods", "list")
+    assert (done.returncode, done.stderr) == (code, told)
 
 
 def test_an_encoding_that_lacks_a_character(tmp_path: Path) -> None:

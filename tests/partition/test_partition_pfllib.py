@@ -167,15 +167,18 @@ def test_only_arrays_types_and_scalars_can_be_named(tmp_path, name):
         read_pickle(write_pickle(tmp_path / "0.npz", payload))
 
 
-@pytest.mark.parametrize("keep", [0, 10, 0.5, 0.95])
-def test_truncated_files_are_named(tmp_path, keep):
-    folder = put_pfllib(tmp_path / "own")
-    file = folder / "train" / "1.npz"
+@pytest.mark.parametrize(
+    ("name", "keep"), [*(("train/1.npz", keep) for keep in (0, 10, 400, 775)), ("test/1.npz", None), ("config.json", None)]
+)
+def test_truncated_and_missing_files_are_named(tmp_path, name, keep):
+    file = put_pfllib(tmp_path / "own") / name
     content = file.read_bytes()
-    file.write_bytes(content[: keep if isinstance(keep, int) else int(keep * len(content))])
+    file.unlink()
+    if keep is not None:
+        file.write_bytes(content[:keep])
     for reader in (read, describe):
-        with pytest.raises(UserError, match=r"train/1\.npz is damaged"):
-            reader(folder)
+        with pytest.raises(UserError, match=f"{name} is {'missing' if keep is None else 'damaged'}"):
+            reader(tmp_path / "own")
 
 
 def test_a_flipped_bit_is_noticed(tmp_path):
@@ -188,18 +191,6 @@ def test_a_flipped_bit_is_noticed(tmp_path):
     file.write_bytes(content.replace(number, np.float64(3.5).tobytes(), 1))
     with pytest.raises(UserError, match=r"train/0\.npz is damaged"):
         read(folder)
-
-
-def test_missing_files_are_named(tmp_path):
-    folder = put_pfllib(tmp_path / "own")
-    (folder / "test" / "1.npz").unlink()
-    for reader in (read, describe):
-        with pytest.raises(UserError, match=r"test/1\.npz is missing"):
-            reader(folder)
-    (folder / "config.json").unlink()
-    for reader in (read, describe):
-        with pytest.raises(UserError, match=r"config\.json is missing"):
-            reader(folder)
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "{}", '{"num_clients": 0}', '{"num_clients": "two"}'])
