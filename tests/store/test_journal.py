@@ -40,13 +40,9 @@ def test_network_file_systems_are_known_by_the_table_of_mounts(
     place: str, kind: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "_MOUNTS", tmp_path / "mounts")
+    assert journal.network(Path(place)) is None, "there is no such table"
     (tmp_path / "mounts").write_text(MOUNTS)
     assert journal.network(Path(place)) == kind
-
-
-def test_nothing_is_said_where_there_is_no_such_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "_MOUNTS", tmp_path / "none")
-    assert journal.network(tmp_path / "results.db") is None
 
 
 @pytest.fixture
