@@ -58,7 +58,6 @@ DEEP = '{"a":' + "[" * 100_000
 COUNTS = "partition 1: its classes, counts or indices cannot be read"
 PLANTED: list[tuple[str, Any, str]] = [
     # statement, its parameter, what is told
-    (f"UPDATE round SET accuracy = ? WHERE {AT}", 5.0, ROUND + "accuracy is 5.0; " + FRACTION.format("accuracy")),
     (f"UPDATE round SET accuracy = ? WHERE {AT}", float("inf"), ROUND + "accuracy is Inf; " + FRACTION.format("accuracy")),
     (f"UPDATE round SET accuracy = ? WHERE {AT}", 0.5, ROUND + "accuracy is 0.5, and 0.1 by its clients."),
     (f"UPDATE round SET test_loss = ? WHERE {AT}", -float("inf"), ROUND + "test_loss is -Inf; expected a finite number."),
@@ -69,33 +68,25 @@ PLANTED: list[tuple[str, Any, str]] = [
     ("UPDATE round SET round = ? WHERE run_id = 2 AND round = 3", 4, "run 2, round 4: the run has 3 rounds."),
     (f"UPDATE client_round SET client = ? WHERE {AT} AND client = 3", 77, ROUND + "results of client 77; the run has 4"),
     (f"UPDATE client_round SET correct = ? WHERE {AT} AND client = 3", 41, CLIENT + "correct is 41; expected correct >= 0 AND"),
-    (f"UPDATE client_round SET loss = ? WHERE {AT} AND client = 3", float("inf"), CLIENT + "loss is Inf; expected a finite"),
     (f"UPDATE client_round SET total = 0, correct = ? WHERE {AT}", 0, ROUND + "it has an accuracy or a loss, and its clients"),
     (f"UPDATE client_round SET total = ? WHERE {AT}", 2**62, ROUND + "accuracy is 0.1, and 5.42101e-19 by its clients."),
     ("INSERT INTO new_client VALUES (2, 1, ?, 0, 1, 2, 0.5)", 3, ROUND + "client 3 is a new one, and has results as one that"),
     ("INSERT INTO new_client VALUES (2, 1, ?, 0, 1, 2, 0.5)", 4, ROUND + "results of new client 4; the run has 4 clients"),
     ("INSERT INTO new_client VALUES (2, ?, 9, 0, 1, 2, 0.5)", 9, "run 2, round 9: new clients' results without their round."),
     (f"UPDATE series SET accuracy = ? WHERE {AT}", 50, "run 2, series global, round 1: accuracy is 50.0; " + FRACTION[:8]),
-    (f"UPDATE series SET round = ? WHERE {AT}", 99, "run 2, round 99: the series 'global' without its round."),
-    (f"UPDATE artifact SET dtype = ? WHERE {AT}", "object", ROUND + "the array 'weights' cannot be unpacked."),
     (f"UPDATE artifact SET shape = ? WHERE {AT}", "[1000000000000]", ROUND + "the array 'weights' cannot be unpacked."),
     ("UPDATE run SET key = ? WHERE id = 2", "0123456789abcdef", "run 2: its key 0123456789abcdef or protocol"),
     ("UPDATE run SET method = ? WHERE id = 2", "fedala", "run 2: method is fedala, and fedavg in its specification."),
-    ("UPDATE run SET clients = ? WHERE id = 2", 10**9, "run 2: clients is 1000000000, and 4 in its specification."),
     ("UPDATE run SET status = ? WHERE id = 2", "splen\033did", "run 2: status is splen?did; expected status IN ('queued', 'run"),
-    ("UPDATE run SET spec = ? WHERE id = 2", '{"data":', "run 2: its specification is invalid."),
     ("UPDATE run SET spec = ? WHERE id = 2", SPEC.replace('"lr":0.1', '"lr":0.2'), "or protocol"),
     ("UPDATE run SET spec = ? WHERE id = 2", SPEC.replace('"lr":0.1', '"lr":-1'), "run 2: its specification is invalid"),
     ("UPDATE run SET spec = ? WHERE id = 2", SPEC.replace('"dtype":"float32",', ""), "run 2: its specification is invalid"),
     ("UPDATE run SET environment = ? WHERE id = 2", DEEP, "run 2: its environment is invalid."),
-    ("UPDATE run SET environment = ? WHERE id = 2", '{"forced": 5}', "run 2: its environment is invalid."),
     ("UPDATE run SET environment = ? WHERE id = 2", '{"plugin": 5}', "run 2: its environment is invalid."),
-    ("UPDATE partition SET clients = ?", 5, COUNTS),
     ("UPDATE partition SET train_counts = ?", "[[3,3],[3,3],[3],[3,3]]", COUNTS),
     ("UPDATE partition SET hash = ?", "f" * 63, "partition 1: its hash is not 64 hexadecimal digits."),
     ("UPDATE partition SET indices = ?", "text", "partition 1: indices is a text; expected binary data."),
     ("UPDATE reference_round SET accuracy = ?", 50.0, "reference_run 1, round 0: accuracy is 50.0; expected a number from"),
-    ("UPDATE reference_run SET times = ?", "one", "reference_run 1: times is a text; expected a whole number."),
 ]  # fmt: skip
 
 

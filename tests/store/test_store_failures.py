@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -268,12 +269,11 @@ def test_a_run_whose_json_is_damaged(filled: Path, shell: Shell, column: str, va
 
 
 def test_a_run_in_a_read_only_folder_is_told_of_its_database(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    engine = db.connect(url_of(filled))
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(UserError, match=f"^{filled} can be read, but no run be made"), locks.locked(engine, "a" * 16):
+    monkeypatch.setattr(Path, "mkdir", Mock(side_effect=PermissionError(13, "Permission denied")))
+    with (
+        pytest.raises(UserError, match=f"^{filled} can be read, but no run be made"),
+        locks.locked(db.connect(url_of(filled)), "a" * 16),
+    ):
         pass
 
 

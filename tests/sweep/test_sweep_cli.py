@@ -14,7 +14,7 @@ from support.runs import count_reached
 from pflbench.store import runs, sweeps
 from pflbench.store.database import connect, to_url
 
-LONG = "method: [fedavg, local]\ndataset: digits\nclients: 3\nrounds: 80\nseeds: 0-1\n"
+LONG = "method: [fedavg, local]\ndataset: digits\nclients: 3\nrounds: 150\nbatch-size: 100\nseeds: 0-1\n"
 SHORT = "method: [fedavg, local]\ndataset: digits\nclients: 3\nrounds: 2\nseeds: 0-1\n"
 
 
@@ -35,6 +35,17 @@ def test_dry_run_list_status_and_refusals(shell):
     assert "--rounds 0 is not possible" in shell.refused("sweep", "-m", "fedavg", "--rounds", "0")
     assert "No such option" in shell.refused("sweep", "-m", "fedavg", "--seed", "3")
     assert "expected NAME=VALUE" in shell.refused("sweep", "-m", "fedavg", "--grid", "beta")
+
+
+def test_a_dry_run_counts_runs_whose_data_are_missing(shell):
+    grid = ["-m", "fedavg", "-m", "local", "--grid", "dataset=mnist,digits", "--clients", "4", "--rounds", "2"]
+    told = shell("sweep", *grid, "--dry-run").out
+    assert "The data of 'mnist' are missing" in told
+    assert "2 runs cannot start. Get them" in told
+    assert "To run: 2, " in told
+    assert "To run: 2. Time: unknown without the data." in shell("sweep", *grid[:4], "-d", "mnist", "--dry-run").out
+    told = json.loads(shell("sweep", *grid, "--dry-run", "--json").out)
+    assert (told["runs"], told["to_run"], list(told["without_data"])) == (4, 4, ["mnist"])
 
 
 def test_a_password_of_checkpoints_is_not_stored(shell):
