@@ -77,13 +77,6 @@ def test_any_file_name_will_do(tmp_path: Path) -> None:
     db.connect(url_of(path), create=False).dispose()
 
 
-def test_settings_of_sqlite(path: Path) -> None:
-    engine = db.connect(url_of(path))
-    settings = {"journal_mode": "wal", "synchronous": 1, "foreign_keys": 1, "busy_timeout": 30_000}
-    with engine.connect() as connection:
-        assert {name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in settings} == settings
-
-
 def test_alembic_is_imported_for_upgrades_only(filled: Path) -> None:
     code = "import sys; from pflbench.store import database; database.connect(sys.argv[1]); print('alembic' in sys.modules)"
     assert finish(python(code, url_of(filled))) == "False\n"

@@ -109,29 +109,25 @@ def test_failed_round_leaves_nothing(engine: Engine) -> None:
     assert count(engine, "client_round") == 4
 
 
-def test_run_keeps_its_specification(engine: Engine) -> None:
+def test_newest_attempt_is_found_and_has_its_specification(engine: Engine) -> None:
     spec = make_spec(seed=3, rounds=7, method="ditto")
-    run_id = write.create_run(engine, spec, {"commit": "abc", "versions": {"numpy": "2"}})
+    first, other = write.create_run(engine, spec, {}), new_run(engine)
+    second = write.create_run(engine, spec, {"commit": "abc", "versions": {"numpy": "2"}})
     found = runs.newest(engine, spec.key)
     assert found is not None
-    assert (found.id, found.status, found.attempt, found.last_round) == (run_id, "queued", 1, None)
+    assert (found.id, found.status, found.attempt, found.last_round) == (second, "queued", 2, None)
     assert RunSpec.model_validate(found.spec) == spec
     assert found.environment == {"commit": "abc", "versions": {"numpy": "2"}}
+    for run, last in ((first, 2), (second, 0), (other, 1)):
+        for t in range(last + 1):
+            write_round(engine, run, make_record(t))
+    found = runs.newest(engine, spec.key)
+    assert found is not None
+    assert found.last_round == 0
+    assert runs.newest(engine, "0" * 16) is None
     query = "SELECT protocol, dataset, model, scheme, partition_label, clients, join_ratio, rounds, method, seed FROM run"
     copies = (spec.protocol, "digits", "mlp", "dirichlet", "Dir(0.1)", 4, 1.0, 7, "ditto", 3)
-    assert rows(engine, query) == [copies]
-
-
-def test_newest_attempt_is_found(engine: Engine) -> None:
-    first, second, other = new_run(engine), new_run(engine), new_run(engine, seed=1)
-    for t in range(3):
-        write_round(engine, first, make_record(t))
-    write_round(engine, second, make_record(0))
-    write_round(engine, other, make_record(2))
-    found = runs.newest(engine, make_spec().key)
-    assert found is not None
-    assert (found.id, found.attempt, found.last_round) == (second, 2, 0)
-    assert runs.newest(engine, "0" * 16) is None
+    assert rows(engine, f"{query} WHERE id = {second}") == [copies]
 
 
 def test_attempts_are_numbered_while_others_start_the_same_run(engine: Engine) -> None:

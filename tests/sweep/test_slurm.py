@@ -140,36 +140,27 @@ def end(process: subprocess.Popen[str]) -> Done:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", [40], indirect=True)
-def test_workers_share_a_sweep(job: Callable[[], subprocess.Popen[str]], tmp_path: Path) -> None:
-    """Each run is made once, by one of them."""
-    for process in [job(), job(), job()]:
-        done = end(process)
-        assert done.code == 0, done.err
-    found = numbers(tmp_path / "pflbench.db")
-    assert len(found) == 2
-    assert found == alone(tmp_path)
-    assert end(job()).err.strip() == "small: no runs. Ended before: 2.", "none is left"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("job", [400], indirect=True)
-def test_a_worker_whose_time_is_over_goes_on_at_its_checkpoint(
-    job: Callable[[], subprocess.Popen[str]], cluster: Path, tmp_path: Path
-) -> None:
-    """Slurm tells the shell alone, which has the job queued again once the worker has kept its checkpoint."""
+@pytest.mark.parametrize("job", [300], indirect=True)
+def test_workers_share_a_sweep(job: Callable[[], subprocess.Popen[str]], cluster: Path, tmp_path: Path) -> None:
+    """The time of the first is over: Slurm tells the shell alone, which has the job queued again when the worker has kept its
+    checkpoint. Then each run is made once, by one of three.
+    """
     process = job()
     until(lambda: count_reached("pflbench.db", 5))
     process.send_signal(signal.SIGUSR1)
     assert end(process).code == 143
     assert (cluster / "asked").read_text() == "requeue 18\n"
-    engine = connect(to_url(str(tmp_path / "pflbench.db")))
+    engine = connect(to_url("pflbench.db"))
     assert rows(engine, "SELECT status FROM run") == [("interrupted",)]
     before = rows(engine, ROUND_3)
-    assert end(job()).code == 0
+    for process in [job(), job(), job()]:
+        done = end(process)
+        assert done.code == 0, done.err
     assert rows(engine, ROUND_3)[:1] == before, "it was not made anew"
+    assert rows(engine, "SELECT attempt FROM run") == [(1,), (1,)]
     engine.dispose()
     assert numbers(tmp_path / "pflbench.db") == alone(tmp_path)
+    assert end(job()).err.strip() == "small: no runs. Ended before: 2.", "none is left"
 
 
 @pytest.mark.slow
