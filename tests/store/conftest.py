@@ -1,9 +1,11 @@
-"""A pflbench with one more migration."""
+"""A pflbench with one more migration; a database with a damaged page."""
 
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -43,3 +45,19 @@ def add_migration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     yield add
     monkeypatch.undo()
     db.revisions.cache_clear()
+
+
+@pytest.fixture
+def damage() -> Callable[[Path], None]:
+    """Noise in place of the page where the table of clients' results begins. Nobody may have the database open."""
+
+    def damaged(path: Path) -> None:
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            (size,) = connection.execute("PRAGMA page_size").fetchone()
+            (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'client_round'").fetchone()
+        with path.open("r+b") as file:
+            file.seek((page - 1) * size)
+            file.write(b"\xee" * size)
+
+    return damaged

@@ -26,16 +26,20 @@ OURS = "FROM pg_stat_activity WHERE application_name LIKE '%, process %' AND dat
 
 
 @pytest.fixture
-def url(server: Any) -> Iterator[str]:
-    yield (made := server.new())
+def shared(server: Any) -> Iterator[Engine]:
+    engine = db.connect(made := server.new())
+    yield engine
+    engine.dispose()
     server.drop(made)
 
 
-@pytest.fixture
-def shared(url: str) -> Iterator[Engine]:
-    engine = db.connect(url)
-    yield engine
-    engine.dispose()
+def another(engine: Engine) -> Engine:
+    """As of another process."""
+    return db.open_engine(url_of(engine))
+
+
+def url_of(engine: Engine) -> str:
+    return engine.url.render_as_string(hide_password=False)
 
 
 def sql(engine: Engine, statement: str) -> list[tuple[Any, ...]]:
@@ -53,9 +57,8 @@ def require_connections(engine: Engine, wanted: int) -> None:
     until(lambda: sql(engine, f"SELECT count(*) {OURS}") == [(wanted,)])
 
 
-def test_one_of_many_gets_a_run(url: str, shared: Engine) -> None:
-    engines = [db.open_engine(url) for _ in range(8)]
-
+def test_one_of_many_gets_a_run(shared: Engine) -> None:
+    engines = [another(shared) for _ in range(8)]
     with ExitStack() as stack, ThreadPoolExecutor(8) as pool:
 
         def taken(engine: Engine) -> bool:
@@ -84,8 +87,8 @@ with claimed(db.open_engine(sys.argv[1]), sys.argv[2]):
 """
 
 
-def test_a_lock_ends_with_its_process(url: str, shared: Engine) -> None:
-    process = python(HOLD, url, KEY)
+def test_a_lock_ends_with_its_process(shared: Engine) -> None:
+    process = python(HOLD, url_of(shared), KEY)
     assert process.stdout is not None
     assert process.stdout.readline() == "taken\n"
     with pytest.raises(Occupied, match=f"process {process.pid}"), claimed(shared, KEY):
@@ -97,8 +100,8 @@ def test_a_lock_ends_with_its_process(url: str, shared: Engine) -> None:
         pass
 
 
-def test_one_that_was_lost_is_taken_anew_unless_another_has_it(url: str, shared: Engine) -> None:
-    other = db.open_engine(url)
+def test_one_that_was_lost_is_taken_anew_unless_another_has_it(shared: Engine) -> None:
+    other = another(shared)
     with claimed(shared, KEY) as still_mine, claimed(shared, OTHER) as also_mine:
         lost(other)
         still_mine()
@@ -120,7 +123,7 @@ def test_a_run_under_way_is_running_where_a_process_is_at_it_and_not_removed(sto
     run = write.create_run(store, make_spec(), {})
     write.update_run(store, run, status="running")
     write_round(store, run, make_record(0))
-    url = store.url.render_as_string(hide_password=False)
+    url = url_of(store)
     with locks.locked(store, key):
         assert runs.find(store, run).status == "running"
         assert "running" in shell("runs", "list", "--db", url).out

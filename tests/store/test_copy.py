@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.command import Shell
+from support.command import Shell, rows
 from support.postgres import PASSWORD, Server
+from support.raw_sql import sql
 from support.store_samples import make_partition, make_record, make_spec, write_round
 
 from pflbench.spec import DataSpec, RunSpec
@@ -24,12 +24,8 @@ TABLES = [table.name for table in Base.metadata.sorted_tables]
 
 def content(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     """Every row as SQLite has it, blobs included; JSON without regard to the blanks in it."""
-    connection = sqlite3.connect(path)
-    try:
-        found = {table: connection.execute(f'SELECT * FROM "{table}" ORDER BY 1, 2, 3').fetchall() for table in TABLES}
-    finally:
-        connection.close()
-    return {table: [tuple(map(plain, row)) for row in rows] for table, rows in found.items()}
+    found = {table: rows(f'SELECT * FROM "{table}" ORDER BY 1, 2, 3', path) for table in TABLES}
+    return {table: [tuple(map(plain, row)) for row in of] for table, of in found.items()}
 
 
 def plain(value: Any) -> Any:
@@ -79,7 +75,7 @@ def test_there_and_back(shell: Shell, empty: str, tmp_path: Path) -> None:
     before = content(tmp_path / "first.db")
     assert all(before.values())
     told = json.loads(shell("db", "copy", "first.db", empty, "--json").out)
-    assert told == {table: len(rows) for table, rows in before.items()}
+    assert told == {table: len(of) for table, of in before.items()}
     assert inspection.check(empty) == []
     done = shell("db", "copy", empty, "second.db")
     assert done.code == 0, done.err
@@ -131,7 +127,6 @@ def test_own_data_lie_where_they_lay(shell: Shell, tmp_path: Path, way: tuple[st
 
 def test_what_cannot_be_copied_leaves_the_target_empty(shell: Shell, empty: str, tmp_path: Path) -> None:
     fill(tmp_path / "first.db")
-    with sqlite3.connect(tmp_path / "first.db") as connection:
-        connection.execute("UPDATE round SET participants = 5000000000")
+    sql(tmp_path / "first.db", "UPDATE round SET participants = 5000000000")
     assert "A row of round cannot be copied" in shell.refused("db", "copy", "first.db", empty)
     assert inspection.info(empty)["runs"] == {}

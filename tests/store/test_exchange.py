@@ -112,38 +112,35 @@ def test_runs_as_strict_json_and_as_csv(mine: Engine, shell: Shell) -> None:
     assert (line["run"], json.loads(line["hyperparameters"]), json.loads(line["spec"])["seed"]) == ("1", {}, 0)
 
 
-def test_what_looks_like_a_formula_is_quoted_in_csv_alone(mine: Engine, shell: Shell) -> None:
+def test_what_csv_and_json_cannot_say(mine: Engine, shell: Shell) -> None:
+    """What looks like a formula is quoted in CSV alone, and JSON has no infinity."""
     change("pflbench.db", "UPDATE run SET message = '=cmd()'")
-    change("pflbench.db", "UPDATE round SET test_loss = -0.5")
-    assert {row["message"] for row in csv.DictReader(io.StringIO(shell("export", "runs").out))} == {"'=cmd()"}
-    assert {row["message"] for row in json.loads(shell("export", "runs", "-f", "json").out)} == {"=cmd()"}
-    assert {row["test_loss"] for row in csv.DictReader(io.StringIO(shell("export", "rounds").out))} == {"-0.5"}
+    change("pflbench.db", "UPDATE round SET test_loss = -0.5", "UPDATE round SET test_loss = 9e999 WHERE round = 0")
 
+    def values(kind: str, column: str) -> list[set[Any]]:
+        table, document = (shell("export", kind, "-f", form).out for form in ("csv", "json"))
+        assert "Infinity" not in document
+        return [{row[column] for row in of} for of in (csv.DictReader(io.StringIO(table)), json.loads(document))]
 
-def test_json_has_no_infinity(mine: Engine, shell: Shell) -> None:
-    change("pflbench.db", "UPDATE round SET test_loss = 9e999 WHERE run_id = 1 AND round = 0")
-    text = shell("export", "rounds", "-f", "json", "--run", "1").out
-    assert "Infinity" not in text
-    assert json.loads(text)[0]["test_loss"] is None
-    assert ",inf," in shell("export", "rounds", "--run", "1").out
+    assert values("runs", "message") == [{"'=cmd()"}, {"=cmd()"}]
+    assert values("rounds", "test_loss") == [{"inf", "-0.5"}, {None, -0.5}]
 
 
 def test_filters(mine: Engine, shell: Shell) -> None:
     add_run(mine, make_spec(seed=1), 0, status="interrupted")
-
-    def runs(*arguments: str) -> list[str]:
-        return [line.split(",")[0] for line in shell("export", "runs", *arguments).out.splitlines()[1:]]
-
-    assert runs() == ["1", "2", "3"]
-    assert runs("--status", "interrupted") == ["3"]
-    assert runs("-m", "FedAvg", "-d", "digits", "-p", "Dir(0.1)") == ["1", "3"]
-    assert runs("-m", "fedavg", "--run", "2", "--run", "3") == ["3"]
-    nothing = shell("export", "rounds", "--run", "2", "--status", "failed")
-    assert (nothing.code, len(nothing.out.splitlines()), "no such rounds" in nothing.err) == (0, 1, True)
-    empty = shell("export", "rounds", "--status", "failed", "-o", "empty.csv")
-    assert (empty.code, empty.err) == (0, "No rows in empty.csv: there are no such rounds.\n")
-    assert len(Path("empty.csv").read_text().splitlines()) == 1
-    assert json.loads(shell("export", "rounds", "--run", "2", "--status", "failed", "-f", "json").out) == []
+    for arguments, expected in {
+        (): ["1", "2", "3"],
+        ("--status", "interrupted"): ["3"],
+        ("-m", "FedAvg", "-d", "digits", "-p", "Dir(0.1)"): ["1", "3"],
+        ("-m", "fedavg", "--run", "2", "--run", "3"): ["3"],
+    }.items():
+        assert [row["run"] for row in csv.DictReader(io.StringIO(shell("export", "runs", *arguments).out))] == expected
+    none = ("export", "rounds", "--run", "2", "--status", "failed")
+    done = shell(*none)
+    assert (done.code, len(done.out.splitlines()), "no such rounds" in done.err) == (0, 1, True)
+    assert shell(*none, "-o", "empty.csv").err == "No rows in empty.csv: there are no such rounds.\n"
+    assert Path("empty.csv").read_text() == done.out
+    assert json.loads(shell(*none, "-f", "json").out) == []
 
 
 def test_memory_does_not_grow_with_the_table(mine: Engine) -> None:
@@ -235,12 +232,8 @@ def test_two_databases_of_real_runs_become_one(real: Path, shell: Shell, tmp_pat
     assert content("a.db") == before
     assert hashlib.sha256(Path("b.db").read_bytes()).hexdigest() == source
 
-
-def test_results_of_new_clients_are_compared(real: Path, shell: Shell, tmp_path: Path) -> None:
-    for name in ("a.db", "b.db"):
-        shutil.copy(real / name, tmp_path)
     change("b.db", "UPDATE new_client SET correct = 0 WHERE client = 9 AND epochs = 4")
-    ((here,),) = sql("a.db", "SELECT correct FROM new_client WHERE client = 9 AND epochs = 4")
+    ((here,),) = sql("a.db", "SELECT correct FROM new_client WHERE client = 9 AND epochs = 4 AND run_id = 1")
     told = shell("import", "b.db", "--db", "a.db").err
     assert f"differ first in round 1, in correct of client 9 after 4 epochs: 0 there, {here} here" in told
 
@@ -249,6 +242,13 @@ def test_a_conflict_is_named_and_does_not_stop_the_others(mine: Engine, other: E
     add_run(other, make_spec(), 3, accuracy=0.5)
     change("other.db", "DELETE FROM client_round WHERE round = 3")
     add_run(other, make_spec(seed=1))
+    before = content("pflbench.db")
+    done = shell("import", "other.db", "--dry-run", "--on-conflict", "attempt")
+    assert done.out == "other.db (dry run): 1 run new, 1 run as the next attempt of a key\n"
+    assert content("pflbench.db") == before
+    assert shell("import", "other.db", "--dry-run", "--db", "new.db").out == "other.db (dry run): 2 runs new\n"
+    assert not Path("new.db").exists()
+
     done = shell("import", "other.db")
     assert (done.code, done.out) == (2, "other.db: 1 run new, 1 run in conflict\n")
     assert "and run 1 here differ first" in done.err
@@ -296,18 +296,20 @@ def test_times_memory_and_arrays_are_no_conflict(mine: Engine, other: Engine, sh
     assert shell("import", "other.db").out == "other.db: 1 run here already\n"
 
 
-@pytest.mark.parametrize("status", ["interrupted", "running", "failed"])
-def test_a_finished_run_is_added_to_an_unfinished_one(mine: Engine, other: Engine, shell: Shell, status: str) -> None:
-    add_run(mine, make_spec(seed=1), 1, status=status)
-    add_run(other, make_spec(seed=1))
-    assert shell("import", "other.db").out == "other.db: 1 run as the next attempt of a key\n"
-    newest = runs.newest(mine, make_spec(seed=1).key)
-    assert newest is not None
-    assert (newest.attempt, newest.status, newest.last_round) == (2, "finished", 3)
-    assert shell("import", "other.db").out == "other.db: 1 run here already\n"
+def test_a_finished_run_is_added_to_an_unfinished_one(mine: Engine, other: Engine, shell: Shell) -> None:
+    for seed, status in enumerate(("interrupted", "running", "failed"), start=1):
+        add_run(mine, make_spec(seed=seed), 1, status=status)
+        add_run(other, make_spec(seed=seed))
+    assert shell("import", "other.db").out == "other.db: 3 runs as the next attempt of a key\n"
+    for seed in (1, 2, 3):
+        newest = runs.newest(mine, make_spec(seed=seed).key)
+        assert newest is not None
+        assert (newest.attempt, newest.status, newest.last_round) == (2, "finished", 3)
+    assert shell("import", "other.db").out == "other.db: 3 runs here already\n"
 
 
-def test_an_unfinished_run_never_replaces_one_that_is_here(mine: Engine, other: Engine, shell: Shell) -> None:
+def test_unfinished_runs(mine: Engine, other: Engine, shell: Shell) -> None:
+    """None replaces one that is here; one that is running arrives as interrupted."""
     add_run(mine, make_spec(seed=1), 1, status="interrupted")
     before = content("pflbench.db")
     for seed in (0, 1):
@@ -317,15 +319,10 @@ def test_an_unfinished_run_never_replaces_one_that_is_here(mine: Engine, other: 
     assert "run 2 of other.db" in done.err
     assert "unfinished after round 2: run 3 here is, too" in done.err
     assert content("pflbench.db") == before
-
-
-def test_a_running_run_arrives_as_interrupted(mine: Engine, other: Engine, shell: Shell) -> None:
-    add_run(other, make_spec(seed=1), 2, status="running")
-    done = shell("import", "other.db")
-    assert "Checkpoints are not imported" in done.err
-    assert sql("pflbench.db", "SELECT status, attempt FROM run WHERE seed = 1") == [("interrupted", 1)]
-    assert sql("other.db", "SELECT status FROM run") == [("running",)]
-    assert shell("import", "other.db").out == "other.db: 1 run here already\n"
+    add_run(other, make_spec(seed=2), 2, status="running")
+    assert "Checkpoints are not imported" in shell("import", "other.db").err
+    assert sql("pflbench.db", "SELECT status, attempt FROM run WHERE seed = 2") == [("interrupted", 1)]
+    assert sql("other.db", "SELECT DISTINCT status FROM run") == [("running",)]
 
 
 def test_an_older_schema_is_upgraded_in_a_copy(
@@ -341,18 +338,6 @@ def test_an_older_schema_is_upgraded_in_a_copy(
     assert sql("other.db", "SELECT * FROM pflbench_version") == [(old,)]
     assert sql("pflbench.db", "SELECT * FROM pflbench_version") == [("9999",)]
     assert sql("pflbench.db", "SELECT correct FROM client_round WHERE run_id = 3 AND round = 2") == [(2,), (3,), (4,), (5,)]
-
-
-def test_a_dry_run_changes_nothing(mine: Engine, other: Engine, shell: Shell) -> None:
-    add_run(other, make_spec(), 3, accuracy=0.5)
-    change("other.db", "DELETE FROM client_round WHERE round = 3")
-    add_run(other, make_spec(seed=1))
-    before = content("pflbench.db")
-    done = shell("import", "other.db", "--dry-run", "--on-conflict", "attempt")
-    assert done.out == "other.db (dry run): 1 run new, 1 run as the next attempt of a key\n"
-    assert content("pflbench.db") == before
-    assert shell("import", "other.db", "--dry-run", "--db", "new.db").out == "other.db (dry run): 2 runs new\n"
-    assert not Path("new.db").exists()
 
 
 def test_a_bad_file_is_named_and_the_others_are_taken(mine: Engine, other: Engine, shell: Shell) -> None:
@@ -374,16 +359,12 @@ def test_a_bad_file_is_named_and_the_others_are_taken(mine: Engine, other: Engin
         assert told in done.err
 
 
-def test_a_damaged_source_is_called_so(mine: Engine, other: Engine, shell: Shell) -> None:
+def test_a_damaged_source_is_called_so(mine: Engine, other: Engine, shell: Shell, damage: Callable[[Path], None]) -> None:
     add_run(other, make_spec(seed=1))
     other.dispose()
-    ((page,),) = sql("other.db", "SELECT rootpage FROM sqlite_master WHERE name = 'client_round'")
-    data = bytearray(Path("other.db").read_bytes())
-    data[(page - 1) * 4096 : page * 4096] = b"\xff" * 4096
-    Path("other.db").write_bytes(data)
-    told = shell.refused("import", "other.db")
-    assert "other.db is damaged" in told
-    assert sql("pflbench.db", "SELECT count(*) FROM run") == [(2,)]  # nothing of the run that could not be read
+    damage(Path("other.db"))
+    assert "other.db is damaged" in shell.refused("import", "other.db")
+    assert sql("pflbench.db", "SELECT count(*) FROM run") == [(2,)], "nothing of the run that could not be read"
 
 
 def test_conflict_rules_are_checked(shell: Shell) -> None:

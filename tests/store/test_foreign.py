@@ -50,10 +50,6 @@ def runs_here(engine: Engine) -> int:
     return len(sql(engine, "SELECT id FROM run"))
 
 
-def test_what_is_sound_is_taken(mine: Engine, other: Path, shell: Shell) -> None:
-    assert shell("import", "other.db").out == "other.db: 2 runs new, 1 reference series\n"
-
-
 AT = "run_id = 2 AND round = 1"
 ROUND, CLIENT = "run 2, round 1: ", "run 2, round 1, client 3: "
 FRACTION = "expected {0} >= 0 AND {0} <= 1."
@@ -62,7 +58,6 @@ DEEP = '{"a":' + "[" * 100_000
 COUNTS = "partition 1: its classes, counts or indices cannot be read"
 PLANTED: list[tuple[str, Any, str]] = [
     # statement, its parameter, what is told
-    (f"UPDATE round SET accuracy = ? WHERE {AT}", 5.0, ROUND + "accuracy is 5.0; " + FRACTION.format("accuracy")),
     (f"UPDATE round SET accuracy = ? WHERE {AT}", float("inf"), ROUND + "accuracy is Inf; " + FRACTION.format("accuracy")),
     (f"UPDATE round SET accuracy = ? WHERE {AT}", 0.5, ROUND + "accuracy is 0.5, and 0.1 by its clients."),
     (f"UPDATE round SET test_loss = ? WHERE {AT}", -float("inf"), ROUND + "test_loss is -Inf; expected a finite number."),
@@ -73,33 +68,25 @@ PLANTED: list[tuple[str, Any, str]] = [
     ("UPDATE round SET round = ? WHERE run_id = 2 AND round = 3", 4, "run 2, round 4: the run has 3 rounds."),
     (f"UPDATE client_round SET client = ? WHERE {AT} AND client = 3", 77, ROUND + "results of client 77; the run has 4"),
     (f"UPDATE client_round SET correct = ? WHERE {AT} AND client = 3", 41, CLIENT + "correct is 41; expected correct >= 0 AND"),
-    (f"UPDATE client_round SET loss = ? WHERE {AT} AND client = 3", float("inf"), CLIENT + "loss is Inf; expected a finite"),
     (f"UPDATE client_round SET total = 0, correct = ? WHERE {AT}", 0, ROUND + "it has an accuracy or a loss, and its clients"),
     (f"UPDATE client_round SET total = ? WHERE {AT}", 2**62, ROUND + "accuracy is 0.1, and 5.42101e-19 by its clients."),
     ("INSERT INTO new_client VALUES (2, 1, ?, 0, 1, 2, 0.5)", 3, ROUND + "client 3 is a new one, and has results as one that"),
     ("INSERT INTO new_client VALUES (2, 1, ?, 0, 1, 2, 0.5)", 4, ROUND + "results of new client 4; the run has 4 clients"),
     ("INSERT INTO new_client VALUES (2, ?, 9, 0, 1, 2, 0.5)", 9, "run 2, round 9: new clients' results without their round."),
     (f"UPDATE series SET accuracy = ? WHERE {AT}", 50, "run 2, series global, round 1: accuracy is 50.0; " + FRACTION[:8]),
-    (f"UPDATE series SET round = ? WHERE {AT}", 99, "run 2, round 99: the series 'global' without its round."),
-    (f"UPDATE artifact SET dtype = ? WHERE {AT}", "object", ROUND + "the array 'weights' cannot be unpacked."),
     (f"UPDATE artifact SET shape = ? WHERE {AT}", "[1000000000000]", ROUND + "the array 'weights' cannot be unpacked."),
     ("UPDATE run SET key = ? WHERE id = 2", "0123456789abcdef", "run 2: its key 0123456789abcdef or protocol"),
     ("UPDATE run SET method = ? WHERE id = 2", "fedala", "run 2: method is fedala, and fedavg in its specification."),
-    ("UPDATE run SET clients = ? WHERE id = 2", 10**9, "run 2: clients is 1000000000, and 4 in its specification."),
     ("UPDATE run SET status = ? WHERE id = 2", "splen\033did", "run 2: status is splen?did; expected status IN ('queued', 'run"),
-    ("UPDATE run SET spec = ? WHERE id = 2", '{"data":', "run 2: its specification is invalid."),
     ("UPDATE run SET spec = ? WHERE id = 2", SPEC.replace('"lr":0.1', '"lr":0.2'), "or protocol"),
     ("UPDATE run SET spec = ? WHERE id = 2", SPEC.replace('"lr":0.1', '"lr":-1'), "run 2: its specification is invalid"),
     ("UPDATE run SET spec = ? WHERE id = 2", SPEC.replace('"dtype":"float32",', ""), "run 2: its specification is invalid"),
     ("UPDATE run SET environment = ? WHERE id = 2", DEEP, "run 2: its environment is invalid."),
-    ("UPDATE run SET environment = ? WHERE id = 2", '{"forced": 5}', "run 2: its environment is invalid."),
     ("UPDATE run SET environment = ? WHERE id = 2", '{"plugin": 5}', "run 2: its environment is invalid."),
-    ("UPDATE partition SET clients = ?", 5, COUNTS),
     ("UPDATE partition SET train_counts = ?", "[[3,3],[3,3],[3],[3,3]]", COUNTS),
     ("UPDATE partition SET hash = ?", "f" * 63, "partition 1: its hash is not 64 hexadecimal digits."),
     ("UPDATE partition SET indices = ?", "text", "partition 1: indices is a text; expected binary data."),
     ("UPDATE reference_round SET accuracy = ?", 50.0, "reference_run 1, round 0: accuracy is 50.0; expected a number from"),
-    ("UPDATE reference_run SET times = ?", "one", "reference_run 1: times is a text; expected a whole number."),
 ]  # fmt: skip
 
 
@@ -116,6 +103,7 @@ def test_a_row_that_is_wrong_is_named(mine: Engine, other: Path, shell: Shell, s
 
 
 def test_a_run_that_is_wrong_can_be_left_out(mine: Engine, other: Path, shell: Shell) -> None:
+    assert shell("import", "other.db", "--dry-run").out == "other.db (dry run): 2 runs new, 1 reference series\n"
     sql(other, "UPDATE round SET accuracy = 5 WHERE run_id = 2")
     assert "`pflbench runs rm RUN --db COPY` leaves a run out" in shell.refused("import", "other.db")
     assert shell("runs", "rm", "2", "--db", "other.db", "--yes").code == 0
@@ -125,29 +113,24 @@ def test_a_run_that_is_wrong_can_be_left_out(mine: Engine, other: Path, shell: S
 VALUES = "SELECT 2 AS run_id, 'global' AS name, 1 AS round, 0.9 AS accuracy, 0.5 AS test_loss"
 
 
+DROPPED = "DROP TABLE series"
+
+
 @pytest.mark.parametrize(
-    ("made", "told"),
+    ("statements", "told"),
     [
-        (f"CREATE VIEW series AS {VALUES}", "'series' is a view, a virtual table"),
-        (
-            "CREATE VIRTUAL TABLE series USING fts5(run_id, name, round, accuracy, test_loss)",
-            "'series' is a view, a virtual table",
-        ),
-        ("CREATE TABLE series (run_id, name, round, accuracy)", "no column 'test_loss'"),
-        ("SELECT 1", "table series: no column 'run_id'"),
+        ((DROPPED, f"CREATE VIEW series AS {VALUES}"), "'series' is a view, a virtual table or a trigger"),
+        ((DROPPED, "CREATE VIRTUAL TABLE series USING fts5(run_id, name, round, accuracy, test_loss)"), "'series' is a view"),
+        ((DROPPED, "CREATE TABLE series (run_id, name, round, accuracy)"), "no column 'test_loss'"),
+        ((DROPPED,), "table series: no column 'run_id'"),
+        (("CREATE VIEW t AS SELECT 1",), "'t' is a view"),
+        (("CREATE TRIGGER t AFTER UPDATE ON pflbench_version BEGIN DELETE FROM run; END",), "'t' is a view"),
     ],
 )
-def test_only_tables_are_read(mine: Engine, other: Path, shell: Shell, made: str, told: str) -> None:
-    sql(other, "DROP TABLE series")
-    sql(other, made)
+def test_only_tables_are_read(mine: Engine, other: Path, shell: Shell, statements: tuple[str, ...], told: str) -> None:
+    for statement in statements:
+        sql(other, statement)
     assert told in shell.refused("import", "other.db")
-    assert runs_here(mine) == 0
-
-
-@pytest.mark.parametrize("kind", ["VIEW t AS SELECT 1", "TRIGGER t AFTER UPDATE ON pflbench_version BEGIN DELETE FROM run; END"])
-def test_nothing_that_acts_is_let_in(mine: Engine, other: Path, shell: Shell, kind: str) -> None:
-    sql(other, f"CREATE {kind}")
-    assert "'t' is a view, a virtual table or a trigger" in shell.refused("import", "other.db")
     assert runs_here(mine) == 0
 
 

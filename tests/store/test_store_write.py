@@ -64,17 +64,12 @@ def test_round_is_stored_as_given(engine: Engine) -> None:
 
 def test_only_evaluated_clients_have_rows(engine: Engine) -> None:
     run_id = new_run(engine)
-    some: dict[str, Any] = {
-        name: np.array(values) for name, values in {"clients": [3, 1], "correct": [7, 8], "total": [9, 9]}.items()
-    }
-    write_round(engine, run_id, RoundRecord(round=0, loss=np.array([0.5, np.inf]), **some))
+    two: dict[str, Any] = {"clients": np.array([3, 1]), "correct": np.array([7, 8]), "total": np.array([9, 9])}
+    write_round(engine, run_id, RoundRecord(round=0, loss=np.array([0.5, np.inf]), **two))
     write_round(engine, run_id, RoundRecord(round=1, train_loss=0.5))
     stored = rows(engine, "SELECT round, client, correct, loss FROM client_round ORDER BY client")
     assert stored == [(0, 1, 8, np.inf), (0, 3, 7, 0.5)]
-    assert rows(engine, "SELECT round, accuracy, train_loss FROM round ORDER BY round") == [
-        (0, None, None),
-        (1, None, 0.5),
-    ]
+    assert rows(engine, "SELECT round, accuracy, train_loss FROM round ORDER BY round") == [(0, None, None), (1, None, 0.5)]
 
 
 @pytest.mark.parametrize(
@@ -101,51 +96,38 @@ def test_artifact_is_stored_as_given(engine: Engine, array: np.ndarray) -> None:
 
 def test_failed_round_leaves_nothing(engine: Engine) -> None:
     run_id = new_run(engine)
-    bad: Any = {"global": (0.5, None)}
-    with pytest.raises(sa.exc.IntegrityError):
-        write_round(engine, run_id, make_record(0, series=bad))
-    assert count(engine, "round") == count(engine, "client_round") == 0
+    faults: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"series": {"global": (0.5, None)}}, sa.exc.IntegrityError, "series"),
+        ({"loss": np.array([0, 1, np.nan, 3])}, ValueError, "NaN"),
+        ({"train_loss": float("nan")}, ValueError, "train_loss"),
+    ]
+    for columns, kind, message in faults:
+        with pytest.raises(kind, match=message):
+            write_round(engine, run_id, make_record(0, **columns))
+        assert count(engine, "round") == count(engine, "client_round") == 0
     write_round(engine, run_id, make_record(0))
     assert count(engine, "client_round") == 4
 
 
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"loss": np.array([0, 1, np.nan, 3])}, "NaN"),
-        ({"train_loss": float("nan")}, "train_loss"),
-    ],
-)
-def test_wrong_values_are_refused(engine: Engine, columns: dict[str, Any], message: str) -> None:
-    run_id = new_run(engine)
-    with pytest.raises(ValueError, match=message):
-        write_round(engine, run_id, make_record(0, **columns))
-    assert count(engine, "round") == 0
-
-
-def test_run_keeps_its_specification(engine: Engine) -> None:
+def test_newest_attempt_is_found_and_has_its_specification(engine: Engine) -> None:
     spec = make_spec(seed=3, rounds=7, method="ditto")
-    run_id = write.create_run(engine, spec, {"commit": "abc", "versions": {"numpy": "2"}})
+    first, other = write.create_run(engine, spec, {}), new_run(engine)
+    second = write.create_run(engine, spec, {"commit": "abc", "versions": {"numpy": "2"}})
     found = runs.newest(engine, spec.key)
     assert found is not None
-    assert (found.id, found.status, found.attempt, found.last_round) == (run_id, "queued", 1, None)
+    assert (found.id, found.status, found.attempt, found.last_round) == (second, "queued", 2, None)
     assert RunSpec.model_validate(found.spec) == spec
     assert found.environment == {"commit": "abc", "versions": {"numpy": "2"}}
+    for run, last in ((first, 2), (second, 0), (other, 1)):
+        for t in range(last + 1):
+            write_round(engine, run, make_record(t))
+    found = runs.newest(engine, spec.key)
+    assert found is not None
+    assert found.last_round == 0
+    assert runs.newest(engine, "0" * 16) is None
     query = "SELECT protocol, dataset, model, scheme, partition_label, clients, join_ratio, rounds, method, seed FROM run"
     copies = (spec.protocol, "digits", "mlp", "dirichlet", "Dir(0.1)", 4, 1.0, 7, "ditto", 3)
-    assert rows(engine, query) == [copies]
-
-
-def test_newest_attempt_is_found(engine: Engine) -> None:
-    first, second, other = new_run(engine), new_run(engine), new_run(engine, seed=1)
-    for t in range(3):
-        write_round(engine, first, make_record(t))
-    write_round(engine, second, make_record(0))
-    write_round(engine, other, make_record(2))
-    found = runs.newest(engine, make_spec().key)
-    assert found is not None
-    assert (found.id, found.attempt, found.last_round) == (second, 2, 0)
-    assert runs.newest(engine, "0" * 16) is None
+    assert rows(engine, f"{query} WHERE id = {second}") == [copies]
 
 
 def test_attempts_are_numbered_while_others_start_the_same_run(engine: Engine) -> None:
@@ -161,13 +143,8 @@ def test_run_is_updated(engine: Engine) -> None:
     query = "SELECT status, message, engine, partition_id FROM run WHERE id = :run"
     assert rows(engine, query, run=run_id) == [("failed", "x" * 1000, "loop", partition_id)]
     assert rows(engine, query, run=other) == [("queued", None, None, None)]
-
-
-def test_missing_run_is_named(engine: Engine) -> None:
     with pytest.raises(UserError, match="no run 7"):
         write.update_run(engine, 7, status="failed")
-    with pytest.raises(UserError, match="no run 7"):
-        write.remove_run(engine, 7)
 
 
 def test_partition_is_stored_once(engine: Engine) -> None:
@@ -196,27 +173,26 @@ def test_partition_is_stored_once_by_many(engine: Engine) -> None:
 
 
 @pytest.mark.servers("fast")
-def test_rewind_deletes_later_rows_of_that_run_only(engine: Engine) -> None:
-    run_id, other = new_run(engine), new_run(engine, seed=1)
-    for run in (run_id, other):
-        for t in range(5):
-            write_round(engine, run, make_record(t, series={"global": (0.5, 1.0)}, artifacts={"a": np.eye(2)}))
-    rewind(engine, run_id, 2)
-    for table, per_round in (("round", 1), ("client_round", 4), ("series", 1), ("artifact", 1)):
-        kept = rows(engine, f"SELECT run_id, max(round), count(*) FROM {table} GROUP BY run_id ORDER BY run_id")
-        assert kept == [(run_id, 2, 3 * per_round), (other, 4, 5 * per_round)], table
-    write_round(engine, run_id, make_record(3))
-    rewind(engine, run_id, -1)
-    assert rows(engine, "SELECT DISTINCT run_id FROM round") == [(other,)]
-
-
-def test_removed_run_takes_its_rounds_along(engine: Engine) -> None:
+def test_what_is_deleted_is_deleted_of_that_run_only(engine: Engine) -> None:
+    """When it is rewound, and when it is removed."""
     run_id, other = new_run(engine), new_run(engine, seed=1)
     partition_id = partitions.save(engine, make_partition())
     for run in (run_id, other):
         write.update_run(engine, run, partition_id=partition_id)
-        write_round(engine, run, make_record(0, series={"global": (0.5, 1.0)}, artifacts={"a": np.eye(2)}))
+        for t in range(5):
+            write_round(engine, run, make_record(t, series={"global": (0.5, 1.0)}, artifacts={"a": np.eye(2)}))
+    rewind(engine, run_id, 2)
+    of_a_round = {"round": 1, "client_round": 4, "series": 1, "artifact": 1}
+    for table, number in of_a_round.items():
+        kept = rows(engine, f"SELECT run_id, max(round), count(*) FROM {table} GROUP BY run_id ORDER BY run_id")
+        assert kept == [(run_id, 2, 3 * number), (other, 4, 5 * number)], table
+    write_round(engine, run_id, make_record(3))
+    rewind(engine, run_id, -1)
+    assert rows(engine, "SELECT DISTINCT run_id FROM round") == [(other,)]
+    write_round(engine, run_id, make_record(0, series={"global": (0.5, 1.0)}, artifacts={"a": np.eye(2)}))
     write.remove_run(engine, run_id)
-    for table in ("round", "client_round", "series", "artifact"):
+    for table in of_a_round:
         assert rows(engine, f"SELECT DISTINCT run_id FROM {table}") == [(other,)]
     assert count(engine, "partition") == count(engine, "run") == 1
+    with pytest.raises(UserError, match="no run 7"):
+        write.remove_run(engine, 7)

@@ -16,21 +16,17 @@ from pflbench.errors import UserError
 from pflbench.run.surface import losses
 from pflbench.store.database import connect, to_url
 
+# Each leaves a trace when it is executed.
+TRACE = 'import pathlib\n\npathlib.Path("executed").touch()\n'
 NETS = """
-import pathlib
 from torch import nn
-
-pathlib.Path("executed").touch()
 
 
 def layers(input_shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, classes))
 """
 SETS = """
-import pathlib
 import numpy as np
-
-pathlib.Path("executed").touch()
 
 
 def blobs():
@@ -38,11 +34,8 @@ def blobs():
     return rng.normal(size=(200, 12)), rng.integers(4, size=200)
 """
 METHOD = """
-import pathlib
 from pflbench.methods.base import method
 from pflbench.methods.fedavg import FedAvg
-
-pathlib.Path("executed").touch()
 
 
 @method
@@ -60,7 +53,7 @@ def sent(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path(program).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=":")
     for name, text in zip(FILES, (METHOD, NETS, SETS), strict=True):
-        write(name, text)
+        write(name, TRACE + text)
     write("own.yaml", GRID)
     assert shell("sweep", "own.yaml", "--plugin", "own.py", "--executor", "slurm", "--slurm", "time=5").code == 0
     forget(monkeypatch, tmp_path)
@@ -82,8 +75,12 @@ def forged(**changed: Any) -> None:
 
 
 def test_who_began_a_sweep_types_nothing_again(shell: Shell, sent: Path) -> None:
+    """What is typed takes the place of what is stored."""
     assert shell("sweep", "resume", "own").code == 0
     assert "--time=5" in sent.read_text()
+    forged(workers={"executor": "slurm", "slurm": ["setup=touch executed"]})
+    assert shell("sweep", "resume", "own", "--executor", "slurm", "--slurm", "time=9").code == 0
+    assert "--time=9" in sent.read_text()
 
 
 def test_somebody_elses_code_is_typed_again(shell: Shell, sent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,34 +105,19 @@ def test_somebody_elses_code_is_typed_again(shell: Shell, sent: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("changed", "named"),
+    ("name", "value", "named"),
     [
-        (
-            {"workers": {"executor": "slurm", "slurm": ["setup=touch executed"]}},
-            "--executor slurm --slurm 'setup=touch executed'",
-        ),
-        ({"workers": {"executor": "ray", "ray_address": "far:6379"}}, "--executor ray --ray-address far:6379"),
-        (
-            {"execution": {"checkpoints": "s3://far/x", "device": "cpu", "engine": "auto", "pack": None}},
-            "--checkpoints s3://far/x",
-        ),
-        ({"plugins": ["/tmp/other.py"]}, "--plugin /tmp/other.py"),
+        ("workers", {"executor": "slurm", "slurm": ["setup=touch x"]}, "--executor slurm --slurm 'setup=touch x'"),
+        ("workers", {"executor": "ray", "ray_address": "far:6379"}, "--executor ray --ray-address far:6379"),
+        ("execution", {"checkpoints": "s3://x", "device": "cpu", "engine": "auto", "pack": None}, "--checkpoints s3://x"),
+        ("plugins", ["/tmp/other.py"], "--plugin /tmp/other.py"),
     ],
 )
-def test_what_was_put_into_a_known_sweep_is_not_done(
-    shell: Shell, sent: Path, tmp_path: Path, changed: dict[str, Any], named: str
-) -> None:
-    forged(**changed)
-    told = shell.refused("sweep", "resume", "own")
-    assert f"yet: {named}\n" in told, "that, and nothing else"
+def test_what_was_put_into_a_known_sweep_is_not_done(shell: Shell, sent: Path, name: str, value: Any, named: str) -> None:
+    forged(**{name: value})
+    assert f"yet: {named}\n" in shell.refused("sweep", "resume", "own"), "that, and nothing else"
     assert not sent.exists()
-    assert not (tmp_path / "executed").exists()
-
-
-def test_what_is_typed_takes_the_place_of_what_is_stored(shell: Shell, sent: Path) -> None:
-    forged(workers={"executor": "slurm", "slurm": ["setup=touch executed"]})
-    assert shell("sweep", "resume", "own", "--executor", "slurm", "--slurm", "time=9").code == 0
-    assert "--time=9" in sent.read_text()
+    assert not Path("executed").exists()
 
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
@@ -151,7 +133,7 @@ def test_code_of_somebody_elses_run_is_not_executed_for_a_figure(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loss around a trajectory is computed anew, with the run's model."""
-    write("nets.py", NETS.replace("12", "64"))
+    write("nets.py", TRACE + NETS.replace("12", "64"))
     command = ("run", "-m", "fedavg", "-d", "digits", "-r", "1", "--clients", "2", "--model", "nets.py:layers", "-q")
     assert shell(*command).code == 0
     forget(monkeypatch, tmp_path)

@@ -19,12 +19,12 @@ from pflbench.sweep import run_jobs, run_queue
 from pflbench.sweep.run_jobs import KILLED
 from pflbench.sweep.run_queue import RunQueue, unclaimed, work
 
-SPECS = [spec(name, seed=seed, rounds=2, clients=3) for seed in range(2) for name in ("fedavg", "local")]
+SPECS = [spec(name, seed=seed, rounds=2, clients=3, batch_size=100) for seed in range(2) for name in ("fedavg", "local")]
 
 
 @pytest.fixture(autouse=True)
 def _without_pauses(monkeypatch):
-    monkeypatch.setattr(run_jobs, "LOOK", 0)
+    monkeypatch.setattr(run_jobs.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(run_queue, "LOOK", 0)
 
 

@@ -17,11 +17,14 @@ from support.command import Done, Shell, finish, parsed, start, until
 from support.runs import by_key, count_reached, rows, spec
 
 from pflbench.run.execution import Execution
+from pflbench.store import write
 from pflbench.store.database import connect, to_url
 from pflbench.sweep import slurm
 from pflbench.sweep.choose_executor import ExecutorOptions
+from pflbench.sweep.grid import specifications
+from pflbench.sweep.study import read
 
-SMALL = "method: [fedavg, local]\ndataset: digits\nclients: 3\nrounds: {}\nseeds: 0\nmodel: mlp\n"
+SMALL = "method: [fedavg, local]\ndataset: digits\nclients: 3\nrounds: {}\nseeds: 0\nmodel: mlp\nbatch-size: 100\n"
 ROUND_3 = "SELECT run_id, seconds_update FROM round WHERE round = 3 ORDER BY run_id"
 # It keeps what it is told, and lets a test start the jobs, where and when it likes.
 SBATCH = """#!/bin/sh
@@ -80,8 +83,7 @@ def test_a_password_stands_in_no_script(cluster: Path, monkeypatch: pytest.Monke
 def test_what_slurm_refuses(shell: Shell, cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("small.yaml").write_text(SMALL.format(2))
     command = ("sweep", "small.yaml", "--executor", "slurm")
-    none = "expected KEY=VALUE"
-    for text, told in {"": none, "=x": none, "time=": none, "array=1": "--jobs", "cpus_per_task=1": "--cpus-per-job"}.items():
+    for text, told in {"": "KEY=VALUE", "=x": "KEY=VALUE", "array=1": "--jobs", "cpus_per_task=1": "--cpus-per-job"}.items():
         assert told in shell.refused(*command, "--slurm", text)
     monkeypatch.setenv("REFUSED", "yes")
     assert "Slurm takes no job: sbatch: error: Invalid partition name" in shell.refused(*command, "--slurm", "partition=x")
@@ -91,11 +93,10 @@ def test_what_slurm_refuses(shell: Shell, cluster: Path, monkeypatch: pytest.Mon
 
 def test_runs_that_failed_wait_in_the_queue_again(shell: Shell, cluster: Path) -> None:
     Path("small.yaml").write_text(SMALL.format(2))
-    shell("sweep", "small.yaml", "--limit", "1", "-q")
+    spec, _ = specifications(read(Path("small.yaml")).grid, Path("data"))
     store = connect(to_url("pflbench.db"))
-    with store.begin() as connection:
-        connection.exec_driver_sql("UPDATE run SET status = 'failed'")
-    shell("sweep", "resume", "small", "--executor", "slurm")
+    write.update_run(store, write.create_run(store, spec, {}), status="failed")
+    shell("sweep", "small.yaml", "--executor", "slurm")
     assert rows(store, "SELECT status FROM run") == [("failed",)]
     shell("sweep", "resume", "small", "--executor", "slurm", "--retry-failed")
     assert rows(store, "SELECT status FROM run") == [("queued",)]
@@ -139,36 +140,27 @@ def end(process: subprocess.Popen[str]) -> Done:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", [40], indirect=True)
-def test_workers_share_a_sweep(job: Callable[[], subprocess.Popen[str]], tmp_path: Path) -> None:
-    """Each run is made once, by one of them."""
-    for process in [job(), job(), job()]:
-        done = end(process)
-        assert done.code == 0, done.err
-    found = numbers(tmp_path / "pflbench.db")
-    assert len(found) == 2
-    assert found == alone(tmp_path)
-    assert end(job()).err.strip() == "small: no runs. Ended before: 2.", "none is left"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("job", [200], indirect=True)
-def test_a_worker_whose_time_is_over_goes_on_at_its_checkpoint(
-    job: Callable[[], subprocess.Popen[str]], cluster: Path, tmp_path: Path
-) -> None:
-    """Slurm tells the shell alone, which has the job queued again once the worker has kept its checkpoint."""
+@pytest.mark.parametrize("job", [300], indirect=True)
+def test_workers_share_a_sweep(job: Callable[[], subprocess.Popen[str]], cluster: Path, tmp_path: Path) -> None:
+    """The time of the first is over: Slurm tells the shell alone, which has the job queued again when the worker has kept its
+    checkpoint. Then each run is made once, by one of three.
+    """
     process = job()
     until(lambda: count_reached("pflbench.db", 5))
     process.send_signal(signal.SIGUSR1)
     assert end(process).code == 143
     assert (cluster / "asked").read_text() == "requeue 18\n"
-    engine = connect(to_url(str(tmp_path / "pflbench.db")))
+    engine = connect(to_url("pflbench.db"))
     assert rows(engine, "SELECT status FROM run") == [("interrupted",)]
     before = rows(engine, ROUND_3)
-    assert end(job()).code == 0
+    for process in [job(), job(), job()]:
+        done = end(process)
+        assert done.code == 0, done.err
     assert rows(engine, ROUND_3)[:1] == before, "it was not made anew"
+    assert rows(engine, "SELECT attempt FROM run") == [(1,), (1,)]
     engine.dispose()
     assert numbers(tmp_path / "pflbench.db") == alone(tmp_path)
+    assert end(job()).err.strip() == "small: no runs. Ended before: 2.", "none is left"
 
 
 @pytest.mark.slow

@@ -1,19 +1,31 @@
-"""The worked study of `examples/study`: its commands, in fewer rounds, make the table and the figure that its page shows."""
+"""`examples/`: the sweep of Table 2, and the worked study, whose commands make what its page shows, in fewer rounds."""
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
 from pathlib import Path
 
 import pytest
-from support.command import ROOT, Shell, finish, start
+from support.command import ROOT, Shell, finish, parsed, start
 
-STUDY = ROOT / "examples" / "study"
+from pflbench.reproduce.goal import goals
+from pflbench.sweep.grid import specifications
+from pflbench.sweep.study import read
+
+EXAMPLES = ROOT / "examples"
+STUDY = EXAMPLES / "study"
 PAGE = (STUDY / "README.md").read_text(encoding="utf-8")
 METHODS = ("FedAvg", "FedALA", "p=2", "p=3")
+
+
+@pytest.mark.slow
+def test_the_sweep_of_table_2_has_the_runs_of_reproduce(tmp_path: Path) -> None:
+    (goal,) = goals("table2")
+    found = [spec.key for spec in specifications(read(EXAMPLES / "table2.yaml").grid, tmp_path)]
+    assert len(found) == 14 * 8 * 5
+    assert set(found) == {one.spec.key for one in goal.planned(tmp_path)}
 
 
 def commands() -> list[list[str]]:
@@ -24,11 +36,13 @@ def commands() -> list[list[str]]:
     return [shlex.split(line)[1:] for line in lines if line.startswith("pflbench ")]
 
 
+def rows_of(table: str) -> list[str]:
+    """Without the two of its head."""
+    return [line for line in table.splitlines() if line.startswith("|")][2:]
+
+
 def test_the_page_shows_what_is_committed() -> None:
-    table = (STUDY / "accuracy.md").read_text(encoding="utf-8")
-    rows = [line for line in table.splitlines() if line.startswith("|")]
-    assert len(rows) == 2 + len(METHODS)
-    for name, row in zip(METHODS, rows[2:], strict=True):
+    for name, row in zip(METHODS, rows_of((STUDY / "accuracy.md").read_text(encoding="utf-8")), strict=True):
         assert name in row
         assert row in PAGE
     assert "curves.png" in PAGE
@@ -51,10 +65,9 @@ def test_the_study_as_its_page_says(shell: Shell, tmp_path: Path) -> None:
     for report in reports:
         done = shell(*report)
         assert done.code == 0, done.err
-    runs = json.loads(shell("sweep", "status", "range", "--json").out)["runs"]
+    runs = parsed(shell("sweep", "status", "range", "--json"))["runs"]
     assert [(run["state"], run["rounds"]) for run in runs] == [("finished", "2/2")] * 24
     table = (tmp_path / "accuracy.md").read_text(encoding="utf-8")
-    rows = [line for line in table.splitlines() if line.startswith("|")]
-    assert all(name in row for name, row in zip(METHODS, rows[2:], strict=True))
+    assert all(name in row for name, row in zip(METHODS, rows_of(table), strict=True))
     assert "n = 3" in table
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

@@ -14,7 +14,7 @@ from support.runs import count_reached
 from pflbench.store import runs, sweeps
 from pflbench.store.database import connect, to_url
 
-LONG = "method: [fedavg, local]\ndataset: digits\nclients: 3\nrounds: 80\nseeds: 0-1\n"
+LONG = "method: [fedavg, local]\ndataset: digits\nclients: 3\nrounds: 150\nbatch-size: 100\nseeds: 0-1\n"
 SHORT = "method: [fedavg, local]\ndataset: digits\nclients: 3\nrounds: 2\nseeds: 0-1\n"
 
 
@@ -35,6 +35,17 @@ def test_dry_run_list_status_and_refusals(shell):
     assert "--rounds 0 is not possible" in shell.refused("sweep", "-m", "fedavg", "--rounds", "0")
     assert "No such option" in shell.refused("sweep", "-m", "fedavg", "--seed", "3")
     assert "expected NAME=VALUE" in shell.refused("sweep", "-m", "fedavg", "--grid", "beta")
+
+
+def test_a_dry_run_counts_runs_whose_data_are_missing(shell):
+    grid = ["-m", "fedavg", "-m", "local", "--grid", "dataset=mnist,digits", "--clients", "4", "--rounds", "2"]
+    told = shell("sweep", *grid, "--dry-run").out
+    assert "The data of 'mnist' are missing" in told
+    assert "2 runs cannot start. Get them" in told
+    assert "To run: 2, " in told
+    assert "To run: 2. Time: unknown without the data." in shell("sweep", *grid[:4], "-d", "mnist", "--dry-run").out
+    told = json.loads(shell("sweep", *grid, "--dry-run", "--json").out)
+    assert (told["runs"], told["to_run"], list(told["without_data"])) == (4, 4, ["mnist"])
 
 
 def test_a_password_of_checkpoints_is_not_stored(shell):
@@ -61,35 +72,46 @@ def test_a_sweep_with_processes_then_again(shell, tmp_path):
     assert "To run" not in shell("sweep", "small.yaml", "--dry-run").out
 
 
+def counts(url):
+    """Of its runs by state; each has one attempt."""
+    engine = connect(to_url(url))
+    state = sweeps.sweep_state(engine, sweeps.find(engine, "long").specs)
+    assert {run.attempt for run in runs.stored(engine, runs.ALL)} <= {1}
+    engine.dispose()
+    return state.counts
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["ctrl-c", "cancel", "killed worker", "killed worker of a server's database"])
-def test_a_sweep_broken_off_goes_on(shell, tmp_path, how, monkeypatch, request):
+def test_a_sweep_broken_off_goes_on(shell, tmp_path):
+    """By Ctrl-C, then by `sweep cancel`."""
     Path("long.yaml").write_text(LONG)
-    url = request.getfixturevalue("server").new() if "server" in how else str(tmp_path / "pflbench.db")
-    monkeypatch.setenv("PFLBENCH_DB", url)
+    process = start("sweep", "long.yaml", "-j", "2", folder=tmp_path)
+    until(lambda: count_reached("pflbench.db", 4))
+    process.send_signal(signal.SIGINT)
+    done = finish(process)
+    assert done.code == 130
+    assert "Interrupted. Continue with: pflbench sweep resume long" in done.err
+    process = start("sweep", "resume", "long", "-j", "2", folder=tmp_path)
+    until(lambda: counts("pflbench.db")["running"])
+    assert "is cancelled" in shell("sweep", "cancel", "long").err
+    done = finish(process)
+    assert done.code == 2
+    assert "Stopped: it was cancelled" in done.err
+    assert not counts("pflbench.db")["running"]
+    done = finish(start("sweep", "resume", "long", "-j", "2", folder=tmp_path))
+    assert done.code == 0, done.err
+    assert counts("pflbench.db") == {"finished": 4}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_another_worker_goes_on_with_the_run_of_one_that_is_killed(tmp_path, kind, request):
+    (tmp_path / "long.yaml").write_text(LONG)
+    url = request.getfixturevalue("server").new() if kind == "postgresql" else str(tmp_path / "pflbench.db")
     process = start("sweep", "long.yaml", "-j", "2", folder=tmp_path, PFLBENCH_DB=url)
     until(lambda: count_reached(url, 4) >= 2)
-    if how == "ctrl-c":
-        process.send_signal(signal.SIGINT)
-        done = finish(process)
-        assert done.code == 130
-        assert "Interrupted. Continue with: pflbench sweep resume long" in done.err
-    elif how == "cancel":
-        assert "is cancelled" in shell("sweep", "cancel", "long").err
-        done = finish(process)
-        assert done.code == 2
-        assert "Stopped: it was cancelled" in done.err
-    else:
-        os.kill(workers(process)[-1], signal.SIGKILL)
-        done = finish(process)
-        assert done.code == 0, "another worker goes on with its run"
-        assert done.err.strip().endswith("long: 4 finished.")
-    status = json.loads(shell("sweep", "status", "long", "--json").out)
-    assert "running" not in {one["state"] for one in status["runs"]}
-    going_on = finish(start("sweep", "resume", "long", "-j", "2", folder=tmp_path, PFLBENCH_DB=url))
-    assert going_on.code == 0, going_on.err
-    engine = connect(to_url(url))
-    sweep = sweeps.find(engine, "long")
-    assert sweeps.sweep_state(engine, sweep.specs).counts == {"finished": 4}
-    assert len(runs.stored(engine, runs.ALL)) == 4, "each has one attempt"
-    engine.dispose()
+    os.kill(workers(process)[-1], signal.SIGKILL)
+    done = finish(process)
+    assert done.code == 0, done.err
+    assert done.err.strip().endswith("long: 4 finished.")
+    assert counts(url) == {"finished": 4}

@@ -6,8 +6,6 @@ In most tests the runs are not trained: their accuracies are a function of their
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -15,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command import Shell, finish, parsed, rows, start, until
-from support.runs import count_reached
+from support.command import Shell, parsed, rows
 from support.store_samples import write_round
 
 from pflbench.cli import tune
 from pflbench.run.options import RunOptions
 from pflbench.spec import RunSpec
-from pflbench.store import runs, studies, write
-from pflbench.store.database import connect, to_url
+from pflbench.store import studies, write
 from pflbench.store.write import RoundRecord
 from pflbench.sweep.tuning import define, grid, rungs
 
@@ -72,8 +68,8 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> Any:
                 self.made.append(spec)
                 validation, test = self.objective(spec)
                 run = write.create_run(asked.results, spec, {})
-                write_round(asked.results, run, RoundRecord(round=0, accuracy=min(1.0, test + 0.05), val_accuracy=validation / 2))
-                write_round(asked.results, run, RoundRecord(round=1, accuracy=test, val_accuracy=validation))
+                for t, (own, other) in enumerate(((validation / 2, min(1.0, test + 0.05)), (validation, test))):
+                    write_round(asked.results, run, RoundRecord(round=t, accuracy=other, val_accuracy=own))
                 write.update_run(asked.results, run, status=self.status if spec.train.lr > 1 else "finished")
             return ""
 
@@ -89,9 +85,6 @@ def values(spec: RunSpec) -> tuple[Any, ...]:
 def table(shell: Shell, *more: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = parsed(shell("table", "tuned", "--json", *more))["cells"]
     return found
-
-
-# -- what is tried ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_grid_is_the_product_in_an_order_that_names_do_not_change() -> None:
@@ -166,9 +159,6 @@ def test_tpe_finds_what_random_draws_miss(shell: Shell, untrained: Any) -> None:
     assert best["tpe"] < best["random"]
 
 
-# -- by what it is chosen --------------------------------------------------------------------------------------------------
-
-
 def test_validation_alone_chooses_and_best_uses_it(shell: Shell, untrained: Any) -> None:
     assert shell("tune", "s", "-m", "ditto", "-m", "fedavg", *LAMS, *SMALL).code == 0
     assert Counter(seed for *_, seed in map(values, untrained.made)) == {0: 4 + 1, 1: 3, 2: 3, 3: 3}
@@ -193,18 +183,18 @@ def test_validation_alone_chooses_and_best_uses_it(shell: Shell, untrained: Any)
 def test_the_best_settings_are_run_again_and_diverged_ones_are_the_worst(shell: Shell, untrained: Any) -> None:
     """With seed 0 the rate 0.5 is best, with the fresh seeds 0.1; 2 diverges."""
     untrained.status = "diverged"
-    untrained.objective = lambda spec: (
-        (0.9 if spec.train.lr in (0.5, 2) else 0.8) if spec.seed == 0 else 1 - spec.train.lr / 4,
-        0,
-    )
+
+    def objective(spec: RunSpec) -> tuple[float, float]:
+        if spec.seed == 0:
+            return (0.9 if spec.train.lr in (0.5, 2) else 0.8), 0
+        return 1 - spec.train.lr / 4, 0
+
+    untrained.objective = objective
     more = ("-m", "fedavg", "--search", "lr=0.1,0.5,2", "--best", "2", "--seeds", "7,9", *SMALL)
     assert shell("tune", "s", *more).code == 0
     assert Counter(spec.train.lr for spec in untrained.made if spec.seed in (7, 9)) == {0.5: 2, 0.1: 2}, "0.1 is the default, too"
     (row,) = table(shell)
     assert row["winner"] == {"lr": 0.1}
-
-
-# -- budgets in tables -----------------------------------------------------------------------------------------------------
 
 
 def test_tables_name_the_study_and_mixed_budgets(shell: Shell, untrained: Any) -> None:
@@ -253,22 +243,16 @@ def test_refusals(shell: Shell, untrained: Any) -> None:
     assert "is a study" in shell.refused("sweep", "-m", "ditto", "--name", "s", *SMALL)
 
 
-# -- trained runs ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_one_method_under_two_names_ties(shell: Shell) -> None:
-    """Each has the same trials, winner and accuracies, to the last bit."""
+    """With trained runs: the same trials, winner and accuracies, to the last bit."""
     Path("twin.py").write_text(TWIN)
     more = ("-m", "ditto", "-m", "twin", "--plugin", "twin.py", "--search", "ditto.lam=0.01,10", "--search", "twin.lam=0.01,10")
-    done = shell("tune", "s", *more, "--trials", "2", "--seeds", "4", *SMALL)
-    assert done.code == 0, done.err
+    assert shell("tune", "s", *more, "--trials", "2", "--seeds", "4", *SMALL).code == 0
     ditto, twin = table(shell)
     same = ("winner", "trials", "rounds", "validation", "test", "default")
     assert [ditto[name] for name in same] == [twin[name] for name in same]
     assert 10 < ditto["test"][0] < 100
-    scores = "SELECT max(val_accuracy) FROM round JOIN run ON run.id = run_id WHERE method = '{}' GROUP BY run.id"
-    assert sorted(rows(scores.format("ditto"))) == sorted(rows(scores.format("twin")))
     made = rows("SELECT count(*) FROM run")
     assert shell("tune", "s", *more, "--trials", "2", "--seeds", "4", *SMALL).code == 0
     assert rows("SELECT count(*) FROM run") == made
@@ -277,21 +261,3 @@ def test_one_method_under_two_names_ties(shell: Shell) -> None:
     assert shell("run", "-m", "ditto", "--params", "best:s", *SMALL, "--val-share", "0").code == 0
     (recorded,) = rows("SELECT environment -> 'studies' FROM run ORDER BY id DESC LIMIT 1")
     assert json.loads(recorded[0]) == {"s": {"sampler": "grid", "trials": 2, "rounds": 2, "rounds_in_all": 4}}
-
-
-@pytest.mark.slow
-def test_kill_9_loses_no_finished_trial(shell: Shell, tmp_path: Path) -> None:
-    more = ("-m", "fedavg", "--search", "lr=0.01,0.05,0.2", "--seeds", "4", "-j", "1", *SMALL, "-r", "20")
-    url = str(tmp_path / "pflbench.db")
-    process = start("tune", "s", *more, folder=tmp_path)
-    until(lambda: count_reached(url, 20) >= 1)
-    os.kill(process.pid, signal.SIGKILL)
-    finish(process)
-    before = set(rows("SELECT id, key, started_at FROM run WHERE status = 'finished'"))
-    done = shell("tune", "s", *more)
-    assert done.code == 0, done.err
-    engine = connect(to_url(url))
-    assert len(runs.stored(engine, runs.ALL)) == len({key for (key,) in rows("SELECT key FROM run")}) == 3 + 1 + 1
-    engine.dispose()
-    assert before <= set(rows("SELECT id, key, started_at FROM run"))
-    assert table(shell)[0]["trials"] == 3

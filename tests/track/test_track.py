@@ -7,12 +7,13 @@ import signal
 import sqlite3
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine
-from support.command import Shell, finish, start
+from support.command import Shell, finish, start, until
 from support.store_samples import make_record, make_spec, rewind, write_round
 
 from pflbench.cli.reports import found_runs
@@ -45,12 +46,9 @@ def add_rounds(engine: Engine, run: int, first: int, end: int) -> None:
 
 
 def rows(query: str) -> list[dict[str, Any]]:
-    connection = sqlite3.connect("pflbench.db")
-    connection.row_factory = sqlite3.Row
-    try:
+    with closing(sqlite3.connect("pflbench.db")) as connection:
+        connection.row_factory = sqlite3.Row
         return [dict(row) for row in connection.execute(query)]
-    finally:
-        connection.close()
 
 
 def expected(run: int) -> dict[str, dict[int, float]]:
@@ -72,9 +70,6 @@ def key(run: int) -> str:
     return rows(f"SELECT key FROM run WHERE id = {run}")[0]["key"]
 
 
-# --- TensorBoard ---
-
-
 def shown(key: str) -> tuple[dict[str, list[tuple[int, float, float]]], Any]:
     """By metric (step, time, value) as TensorBoard reads them, and all that it accumulated."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -94,11 +89,24 @@ def assert_shown(run: int) -> None:
         assert [value for _, _, value in found[name]] == pytest.approx(list(values.values()), rel=1e-6), name  # float32 there
 
 
-def test_tensorboard_has_what_the_database_has(shell: Shell, results: Engine) -> None:
-    assert shell("track", "tensorboard", "tb").err.strip() == "New: 8 rounds of 2 runs."
+def test_tensorboard_has_what_the_database_has_once(shell: Shell, results: Engine) -> None:
+    def fill(*more: str) -> str:
+        return shell("track", "tensorboard", "tb", *more).err.strip()
+
+    def content() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in Path("tb").rglob("*") if path.is_file()}
+
+    assert fill("-m", "fedavg") == "New: 4 rounds of 1 runs."
+    assert [folder.name.split("_")[0] for folder in Path("tb").iterdir()] == ["fedavg"]
+    before = content()
+    assert "Nothing new" in fill("-m", "fedavg")
+    assert content() == before
+    assert fill() == "New: 4 rounds of 1 runs."
+    add_rounds(results, 2, 4, 6)
+    assert fill() == "New: 2 rounds of 1 runs."
     assert len(list(Path("tb").iterdir())) == 2
-    for run in (1, 2):
-        assert_shown(run)
+    assert_shown(1)
+    assert_shown(2)
     found, _ = shown(key(1))
     began = 1_767_323_045  # 2026-01-02T03:04:05Z
     assert [at - began for _, at, _ in found["accuracy"]] == [0, 1.25, 2.75, 4.5]  # what the rounds took, evaluation included
@@ -108,34 +116,14 @@ def test_tensorboard_has_parameters_and_tags(shell: Shell, results: Engine) -> N
     from tensorboard.plugins.hparams import api_pb2, metadata
 
     shell("track", "tensorboard", "tb")
-    _, found = shown(key(2))
-
-    def plugin(name: str) -> bytes:
-        return found.SummaryMetadata(name).plugin_data.content
-
-    said = metadata.parse_session_start_info_plugin_data(plugin(metadata.SESSION_START_INFO_TAG)).hparams
+    found, ended = (shown(key(run))[1].SummaryMetadata for run in (2, 1))
+    tag = metadata.SESSION_START_INFO_TAG
+    said = metadata.parse_session_start_info_plugin_data(found(tag).plugin_data.content).hparams
     assert (said["method"].string_value, said["seed"].string_value, said["key"].string_value) == ("ditto", "4", key(2))
     assert (said["partition.beta"].number_value, said["train.lr"].number_value) == (0.1, 0.1)
     assert said["partition"].string_value == "Dir(0.1)"
-    _, found = shown(key(1))
-    end = metadata.parse_session_end_info_plugin_data(plugin(metadata.SESSION_END_INFO_TAG))
-    assert end.status == api_pb2.STATUS_SUCCESS
-
-
-def test_tensorboard_is_filled_once(shell: Shell, results: Engine) -> None:
-    shell("track", "tensorboard", "tb", "-m", "fedavg")
-    assert [folder.name.split("_")[0] for folder in Path("tb").iterdir()] == ["fedavg"]
-    before = {path: path.read_bytes() for path in Path("tb").rglob("*") if path.is_file()}
-    assert "Nothing new" in shell("track", "tensorboard", "tb", "-m", "fedavg").err
-    assert before == {path: path.read_bytes() for path in Path("tb").rglob("*") if path.is_file()}
-    assert "New: 4 rounds of 1 runs" in shell("track", "tensorboard", "tb").err
-    add_rounds(results, 2, 4, 6)
-    assert "New: 2 rounds of 1 runs" in shell("track", "tensorboard", "tb").err
-    assert_shown(1)
-    assert_shown(2)
-
-
-# --- MLflow ---
+    end = ended(metadata.SESSION_END_INFO_TAG).plugin_data.content
+    assert metadata.parse_session_end_info_plugin_data(end).status == api_pb2.STATUS_SUCCESS
 
 
 @pytest.mark.slow
@@ -143,9 +131,7 @@ def test_mlflow_has_what_the_database_has_once(shell: Shell, results: Engine) ->
     from mlflow.tracking import MlflowClient
 
     def fill() -> str:
-        done = shell("track", "mlflow", "sqlite:///mlflow.db", "--experiment", "heads")
-        assert done.code == 0, done.err
-        return done.err.strip()
+        return shell("track", "mlflow", "sqlite:///mlflow.db", "--experiment", "heads").err.strip()
 
     def logged(run: int) -> tuple[Any, dict[str, list[tuple[int, float]]]]:
         (found,) = client.search_runs([experiment], filter_string=f"tags.key = '{key(run)}'")
@@ -170,9 +156,6 @@ def test_mlflow_has_what_the_database_has_once(shell: Shell, results: Engine) ->
     assert fill().endswith("New: 6 rounds of 1 runs.")
     assert len(client.search_runs([experiment])) == 2
     assert logged(2)[1] == {name: list(values.items()) for name, values in expected(2).items()}
-
-
-# --- Weights & Biases ---
 
 
 @pytest.mark.slow
@@ -203,9 +186,6 @@ def test_offline_files_of_wandb_have_what_the_database_has_once(shell: Shell, re
     add_rounds(results, 2, 4, 6)
     assert "New: 2 rounds of 1 runs" in shell("track", "wandb", "heads", "--offline").err
     assert logged(2) == expected(2)
-
-
-# --- following ---
 
 
 class Noted:
@@ -267,11 +247,12 @@ def test_a_run_is_followed_by_another_process(shell: Shell, tmp_path: Path) -> N
     follower = start("track", "tensorboard", "tb", "--follow", "--every", "0.1", folder=tmp_path)
     runner = start(*train, folder=tmp_path)
     seen: set[int] = set()
-    until = time.monotonic() + 100
-    while 60 not in seen:
-        assert time.monotonic() < until, (seen, runner.poll(), follower.poll())
-        seen |= {json.loads(path.read_text())["round"] for path in Path("tb").glob("*/pflbench.json")}
-        time.sleep(0.05)
+
+    def all_there() -> bool:
+        seen.update(json.loads(path.read_text())["round"] for path in Path("tb").glob("*/pflbench.json"))
+        return 60 in seen
+
+    until(all_there)
     assert finish(runner).code == 0
     follower.send_signal(signal.SIGINT)  # it would wait a minute for the next run
     done = finish(follower)
@@ -280,9 +261,6 @@ def test_a_run_is_followed_by_another_process(shell: Shell, tmp_path: Path) -> N
     assert len(seen) > 1, "nothing was there before the end"
     steps = [step for step, _, _ in shown(key(1))[0]["accuracy"]]
     assert steps == list(range(61))
-
-
-# --- what can go wrong ---
 
 
 def test_what_is_refused(shell: Shell, results: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
