@@ -6,6 +6,8 @@ In most tests the runs are not trained: their accuracies are a function of their
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -13,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command import Shell, parsed, rows
+from support.command import Shell, finish, parsed, rows, start, until
+from support.runs import count_reached
 from support.store_samples import write_round
 
 from pflbench.cli import tune
 from pflbench.run.options import RunOptions
 from pflbench.spec import RunSpec
-from pflbench.store import studies, write
+from pflbench.store import runs, studies, write
+from pflbench.store.database import connect, to_url
 from pflbench.store.write import RoundRecord
 from pflbench.sweep.tuning import define, grid, rungs
 
@@ -261,3 +265,21 @@ def test_one_method_under_two_names_ties(shell: Shell) -> None:
     assert shell("run", "-m", "ditto", "--params", "best:s", *SMALL, "--val-share", "0").code == 0
     (recorded,) = rows("SELECT environment -> 'studies' FROM run ORDER BY id DESC LIMIT 1")
     assert json.loads(recorded[0]) == {"s": {"sampler": "grid", "trials": 2, "rounds": 2, "rounds_in_all": 4}}
+
+
+@pytest.mark.slow
+def test_kill_9_loses_no_finished_trial(shell: Shell, tmp_path: Path) -> None:
+    more = ("-m", "fedavg", "--search", "lr=0.01,0.05,0.2", "--seeds", "4", "-j", "1", *SMALL, "-r", "20")
+    url = str(tmp_path / "pflbench.db")
+    process = start("tune", "s", *more, folder=tmp_path)
+    until(lambda: count_reached(url, 20) >= 1)
+    os.kill(process.pid, signal.SIGKILL)
+    finish(process)
+    before = set(rows("SELECT id, key, started_at FROM run WHERE status = 'finished'"))
+    done = shell("tune", "s", *more)
+    assert done.code == 0, done.err
+    engine = connect(to_url(url))
+    assert len(runs.stored(engine, runs.ALL)) == len({key for (key,) in rows("SELECT key FROM run")}) == 3 + 1 + 1
+    engine.dispose()
+    assert before <= set(rows("SELECT id, key, started_at FROM run"))
+    assert table(shell)[0]["trials"] == 3
