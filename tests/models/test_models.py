@@ -98,12 +98,6 @@ def test_logits_are_the_head_of_the_features(name):
     torch.testing.assert_close(F.linear(features, head.weight, head.bias), logits)
 
 
-@pytest.mark.parametrize(("name", "size"), [("cnn", 512), ("resnet18", 512), ("resnet20", 64), ("fasttext", 32)])
-def test_feature_sizes_of_methods_md_0_3(name, size):
-    model, x = small(name)
-    assert model.eval().features(x).shape[1] == size
-
-
 TEXTBOOK = {  # ReLU before pooling, as methods.md 4.1, 4.4 and 4.5 write it
     "cnn": ("conv_1", nn.ReLU(), nn.MaxPool2d(2), "conv_2", nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), "fc", nn.ReLU(), "output"),
     "cnn2": ("conv_1", nn.ReLU(), "conv_2", nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), "fc", nn.ReLU(), "output"),
