@@ -51,6 +51,11 @@ def test_failures_are_the_clients_own() -> None:
     assert found.mean(axis=0) == pytest.approx(np.full(10, 0.3), abs=0.03)
     more = np.stack([rng.failures(3, t, 10, 0.5) for t in range(3000)])
     assert (more >= found).all(), "who fails more easily fails in the same rounds as well"
+    fed = federation("fedavg", n=(2,) * 10, join_ratio=0.5, dropout=0.3)
+    for t in range(1, 20):
+        this = CommunicationRound(make("fedavg"), fed, t)
+        failed = rng.failures(fed.seed, t, 10, 0.3)
+        assert this.survivors.tolist() == [client for client in this.S.tolist() if not failed[client]]
 
 
 def test_speeds_are_log_uniform() -> None:

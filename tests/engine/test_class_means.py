@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.spies import on_call
-from support.twins import close, module_of
+from support.twins import close, module_of, perturbed
 from torch import Tensor, nn
 
 from pflbench.contract.small import CLASSES, EXECUTORS, federation
@@ -13,11 +13,6 @@ from pflbench.engine.samples import Samples
 from pflbench.methods.extended import ExtendedModel, Values
 
 N = (13, 0, 1, 140)
-
-
-def perturbed(fed):
-    """A model of each client's own."""
-    return fed.everyone(fed.initial()) + 0.1 * torch.arange(fed.size).to(fed.dtype).unsqueeze(1)
 
 
 @pytest.mark.parametrize("engine", EXECUTORS)

@@ -22,7 +22,6 @@ from pflbench.engine.batched import program
 from pflbench.engine.batched.batched_executor import BatchedExecutor
 from pflbench.engine.batched.program import MIXED, Graph, Program
 from pflbench.engine.federation import Federation
-from pflbench.engine.samples import Samples
 from pflbench.errors import Diverged
 from pflbench.methods.apple import APPLE
 
@@ -107,20 +106,11 @@ BUGS = {
         rounds,
         {"name": "apple"},
     ),
-    "labels that stay on the host": Bug(
-        "same device", [(Samples, "__init__", "dtype=np.int64)).to(device)", "dtype=np.int64))")]
-    ),
     "positions on the host as an index": Bug(
         "odd .*an index on the host",
         [(local.InnerLoop, "take", "positions.to(self.clients.device)", "positions")],
         rounds,
         {"name": "fedala"},
-    ),
-    # -- steps that cannot be captured
-    "a step that reads a number": Bug("apart", [(executor, "_of", "return loss if", "float(loss.sum())\n    return loss if")]),
-    "a step that copies to the device": Bug(
-        "apart",
-        [(executor, "_of", "return loss if", "loss = loss * torch.tensor([1.0], device=loss.device)\n    return loss if")],
     ),
     # -- streams
     "warming up that waits for nothing": Bug(
