@@ -1,4 +1,4 @@
-"""Models in colour, and modules as users write them: all executors give the same rows, buffers, losses and evaluation."""
+"""Modules as users write them: all executors give the same rows, buffers, losses and evaluation."""
 
 import itertools
 
@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pflbench import models
 from pflbench.contract.recorded import Recorded
 from pflbench.contract.small import federation
 from pflbench.engine.batched.batched_executor import BatchedExecutor
@@ -116,8 +115,6 @@ MODULES = {
     "images without channels": (of(12, nn.Linear(7, 7), nn.MaxPool2d(3, 2, 1)), (5, 7)),
     "windows that overlap": (Overlapping, (2, 8, 8)),
     "own buffers": (OwnBuffers, (12,)),
-    "the paper's CNN, in colour": (lambda: models.build("cnn", (3, 16, 16), CLASSES), (3, 16, 16)),
-    "ResNet-20, in colour": (lambda: models.build("resnet20", (3, 16, 16), CLASSES), (3, 16, 16)),
 }
 
 
