@@ -195,12 +195,11 @@ def test_without_a_step_nothing_advances(optimizer):
 
 def test_single_precision_has_the_first_steps_of_adamw_right():
     """1 - 0.999 in single precision is off by 5e-5 of itself; what is printed of a step is not."""
-    g = torch.linspace(-1, 1, 7)
-    exact, single = (
-        Optimizer(True, 0.0, 0.0).step(torch.zeros(1, 7, dtype=kind), g.to(kind)[None], 1.0, Optimizer(True, 0.0, 0.0).begin(
-            torch.zeros(1, 7, dtype=kind)))[0]
-        for kind in (torch.float64, torch.float32)
-    )  # fmt: skip
+    adamw, found = Optimizer(True, 0.0, 0.0), []
+    for dtype in (torch.float64, torch.float32):
+        w, gradient = torch.zeros(1, 7, dtype=dtype), torch.linspace(-1, 1, 7).to(dtype)[None]
+        found.append(adamw.step(w, gradient, 1.0, adamw.begin(w))[0])
+    exact, single = found
     torch.testing.assert_close(single.double(), exact, rtol=1e-6, atol=0)
 
 
