@@ -17,7 +17,6 @@ EPOCHS = 4
     ("drop_last", "n", "sizes"),
     [
         ("auto", 13, [5, 5]),
-        ("always", 13, [5, 5]),
         ("never", 13, [5, 5, 3]),
         ("auto", 4, [4]),
         ("always", 4, []),

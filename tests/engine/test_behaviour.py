@@ -181,37 +181,23 @@ def test_executors_agree(name: str) -> None:
     assert apart(states["loop"], packed[0]) < 1e-9
 
 
-def clocked(fed: Any, compute: list[float], **network: float) -> Any:
-    fed.clock = ClientClock(np.array(compute), **network)
-    return fed
-
-
-def test_seconds_by_hand() -> None:
-    """P parameters of 8 bytes; the slower client takes 3 s of training, and a deadline of 2 s is missed."""
-    how: dict[str, Any] = {"n": (12, 9), "bandwidth": 1000, "latency": 0.25}
-    for deadline, upload, slowest in ((None, "full", "full"), (1e9, "full", "full"), (None, "int8", "int8")):
-        fed = clocked(federation("fedavg", **how, deadline=deadline, upload=upload), [1.0, 3.0], bandwidth=1000, latency=0.25)
-        this = CommunicationRound(make("fedavg"), fed, 1)
-        this.update(this.receive(make("fedavg").init(fed)))
-        P = fed.flat.size
-        sent = P + 8 if slowest == "int8" else 8 * P
-        assert this.seconds_simulated == pytest.approx(0.5 + (8 * P + sent) / 1000 + 3, rel=1e-12)
-        assert this.survivors.tolist() == [0, 1]
-    P = fed.flat.size
-    of_transfer = 0.5 + 16 * P / 1000
-    for deadline, left in ((of_transfer + 2.9, [0]), (of_transfer + 3.1, [0, 1]), (of_transfer + 0.9, [])):
-        fed = clocked(federation("fedavg", **how, deadline=deadline), [1.0, 3.0], bandwidth=1000, latency=0.25)
-        this = CommunicationRound(make("fedavg"), fed, 1)
-        this.update(this.receive(make("fedavg").init(fed)))
-        assert this.survivors.tolist() == left
-        assert this.seconds_simulated == pytest.approx(of_transfer + 3 if len(left) == 2 else deadline, rel=1e-12)
-        assert this.traffic[:, PARAMS_DOWN].tolist() == [P, P]
-
-
-def test_a_late_deadline_is_none() -> None:
-    how: dict[str, Any] = {"n": (12, 5, 9), "latency": 1}
-    none, late = (clocked(federation("fedala", **how, deadline=d), [1.0, 2, 3], latency=1.0) for d in (None, 1e12))
-    assert apart(train(make("fedala"), none, 3), train(make("fedala"), late, 3)) == 0
+@pytest.mark.parametrize(
+    ("beyond_transfer", "upload", "left"),
+    [(None, "int8", [0, 1]), (3.1, "full", [0, 1]), (2.9, "full", [0]), (0.9, "full", [])],
+)
+def test_seconds_by_hand(beyond_transfer: float | None, upload: str, left: list[int]) -> None:
+    """P parameters of 8 bytes; training takes the clients 1 s and 3 s; a deadline, if there is one, after that of transfer."""
+    how: dict[str, Any] = {"n": (12, 9), "bandwidth": 1000, "latency": 0.25, "upload": upload}
+    P = federation("fedavg").flat.size
+    of_transfer = 0.5 + (8 * P + (P + 8 if upload == "int8" else 8 * P)) / 1000
+    deadline = None if beyond_transfer is None else of_transfer + beyond_transfer
+    fed = federation("fedavg", **how, deadline=deadline)
+    fed.clock = ClientClock(np.array([1.0, 3.0]), bandwidth=1000, latency=0.25)
+    this = CommunicationRound(make("fedavg"), fed, 1)
+    this.update(this.receive(make("fedavg").init(fed)))
+    assert this.survivors.tolist() == left
+    assert this.seconds_simulated == pytest.approx(of_transfer + 3 if len(left) == 2 else deadline, rel=1e-12)
+    assert this.traffic[:, PARAMS_DOWN].tolist() == [P, P]
 
 
 def test_defaults_are_no_part_of_a_key() -> None:

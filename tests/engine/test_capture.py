@@ -15,7 +15,7 @@ from pflbench.contract.suite import assert_same
 from pflbench.engine.batched import program
 from pflbench.engine.batched.batched_executor import LARGE, BatchedExecutor
 from pflbench.engine.batched.layout import blocks
-from pflbench.engine.batched.program import MIXED, Programs, bucket, capture
+from pflbench.engine.batched.program import Programs, bucket, capture
 from pflbench.engine.batches import Plan
 from pflbench.engine.requests import Sgd
 from pflbench.engine.samples import Samples
@@ -47,16 +47,6 @@ def test_there_are_few_sizes_and_none_is_much_too_large():
 
 
 # -- the same numbers -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("model", ["mlp", "batchnorm", "fasttext"])
-@pytest.mark.parametrize("name", ["ditto", "pfedme", "fedphp", "fedala"])
-def test_clients_that_have_finished_stay_as_they_are(name, model):
-    settings = {"n": SPREAD, "drop_last": "never" if name == "ditto" else "auto"}
-    fed = captured(model, **settings)
-    assert_same(train(make(name), federation(model, "batched", **settings), 1), train(make(name), fed, 1), 1e-10)
-    assert fed.executor.programs.record()["programs"] > 0
-    assert set(fed.executor.programs.apart) <= {MIXED}
 
 
 def pushed_later(w, *, start, by):

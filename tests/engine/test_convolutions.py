@@ -155,28 +155,26 @@ def images(tmp_path):
 def test_the_run_s_own_steps_are_timed(images, join_ratio, chunk, clients, monkeypatch):
     """Forward and backward, each way in a thread of its own, in which PyTorch knows nothing of what cuDNN chose for another."""
     spec, setting = images(join_ratio=join_ratio)
-    seen, threads, backward = [], [], Together.backward
+    seen, backward_threads, backward = {way: set() for way in CONVOLUTIONS}, set(), Together.backward
 
     def noted(own, asked):
-        seen.append((own.convolution, torch.backends.cudnn.benchmark, asked.models.shape[0], threading.current_thread()))
+        step = torch.backends.cudnn.benchmark, asked.models.shape[0], threading.current_thread()
+        seen[own.convolution].add(step)
+
+    def noted_backward(*arguments):
+        backward_threads.add(threading.current_thread())
+        return backward(*arguments)
 
     on_call(monkeypatch, BatchedExecutor, "_sgd", noted)
-    monkeypatch.setattr(Together, "backward", staticmethod(lambda *a: threads.append(threading.current_thread()) or backward(*a)))
+    monkeypatch.setattr(Together, "backward", staticmethod(noted_backward))
     with faultless():
         fed = prepare(spec, setting, find_device("auto"), Execution(chunk=chunk)).federation()
         gpu = devices.of(fed.device)
         assert gpu.memory_reserved(fed.device) < 1.1 * gpu.memory_allocated(fed.device), "what timing took is given back"
-    by_way = {way: {one[1:] for one in seen if one[0] == way} for way in CONVOLUTIONS}
-    assert all(len(same) == 1 for same in by_way.values())
-    told = {way: same.pop() for way, same in by_way.items()}
-    assert {way: (searches, rows) for way, (searches, rows, _) in told.items()} == {
-        "groups": (False, clients),
-        "search": (True, clients),
-        "unfold": (False, clients),
-    }
-    own = {thread for _, _, thread in told.values()}
-    assert len(own) == 3
-    assert set(threads) == own
+    steps = [(way, *step) for way, all_steps in seen.items() for step in all_steps]
+    assert [step[:3] for step in steps] == [(way, way == "search", clients) for way in CONVOLUTIONS]
+    assert len(backward_threads) == len(CONVOLUTIONS)
+    assert backward_threads == {thread for *_, thread in steps}
     assert fed.executor.inner.convolution in CONVOLUTIONS
     assert not torch.backends.cudnn.benchmark
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from support.spies import on_call
-from support.twins import close, module_of
+from support.twins import close, module_of, perturbed
 from torch.func import functional_call
 from torch.nn import functional as F
 
@@ -114,10 +114,6 @@ def test_samples_of_one_client_do_no_harm_to_another(engine):
 # -- logits ---------------------------------------------------------------------------------------------------------------
 
 N, TESTS = (13, 8, 5, 9), (4, 0, 150, 1)
-
-
-def perturbed(fed):
-    return fed.everyone(fed.initial()) + 0.1 * torch.arange(fed.size).to(fed.dtype).unsqueeze(1)
 
 
 def expected_logits(fed, row, client):

@@ -1,102 +1,32 @@
-"""Layers of all clients at once give what PyTorch's layers give each client by itself, and copy no images on the way."""
-
-import copy
+"""Layers of all clients at once copy no images; other layers than those are left alone. Their numbers: `test_odd_modules.py`."""
 
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, grad_and_value, vmap
-from torch.nn import functional as F
+from torch.func import functional_call, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pflbench.contract.small import federation
 from pflbench.engine.batched import batched_executor as executor
-from pflbench.engine.batched.layers import (
-    compute_together,
-    cross_entropy,
-    track_statistics,
-)
+from pflbench.engine.batched.layers import compute_together, track_statistics
 
-CPU = torch.device("cpu")
 CLIENTS, BATCH = 3, 7
 
 
-class Net(nn.Module):
-    """One of each layer, with windows that overlap, reach beyond the image and are rounded up."""
+def test_statistics_stay_where_they_are_not_wanted():
+    norm = nn.BatchNorm1d(4).train()
+    compute_together(norm)
+    x = torch.randn(CLIENTS, BATCH, 4)
+    before = {name: buffer.expand(CLIENTS, *buffer.shape) for name, buffer in norm.named_buffers()}
 
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(2, 4, 3, bias=False)
-        self.norm = nn.BatchNorm2d(4, momentum=0.3, eps=1e-3)
-        self.pool = nn.MaxPool2d(3, 2, 1, ceil_mode=True)
-        self.fc = nn.Linear(4 * 16, 5)
-        self.norm_1d = nn.BatchNorm1d(5)
-        self.output = nn.Linear(5, 3)
+    def after(buffers, x):
+        functional_call(norm, buffers, (x,))
+        return buffers
 
-    def forward(self, x):
-        x = self.pool(F.relu(self.norm(self.conv(x))))
-        return self.output(self.norm_1d(self.fc(x.flatten(1))))
-
-
-@pytest.fixture
-def clients():
-    """Models with parameters and running statistics of their own, images and labels."""
-    torch.manual_seed(0)
-    models = [Net().double() for _ in range(CLIENTS)]
-    for model in models:
-        for norm in (model.norm, model.norm_1d):
-            nn.init.normal_(norm.weight)
-            nn.init.normal_(norm.running_mean)
-            nn.init.uniform_(norm.running_var)
-    x = torch.randn(CLIENTS, BATCH, 2, 8, 8, dtype=torch.float64)
-    return models, x, torch.randint(3, (CLIENTS, BATCH))
-
-
-def stacked(models, names):
-    return {
-        name: torch.stack([getattr(m, f"get_{names}")(name).detach().double() for m in models]) for name in own(models, names)
-    }
-
-
-def own(models, names):
-    return [name for name, _ in getattr(models[0], f"named_{names}s")()]
-
-
-def together(models, x, y, tracked=True):
-    """Gradients, losses and buffers by the merged layers."""
-    module = copy.deepcopy(models[0]).train()
-    compute_together(module)
-    track_statistics(module, tracked)
-
-    def loss(params, buffers, x, y):
-        return F.cross_entropy(functional_call(module, (params, buffers), (x,)), y), buffers
-
-    step = vmap(grad_and_value(loss, has_aux=True))
-    grads, (losses, after) = step(stacked(models, "parameter"), stacked(models, "buffer"), x, y)
-    return grads, losses, after
-
-
-def test_gradients_losses_and_statistics_are_those_of_each_client(clients):
-    models, x, y = clients
-    grads, losses, after = together(models, x, y)
-    for i, model in enumerate(models):
-        loss = F.cross_entropy(model.train()(x[i]), y[i])
-        loss.backward()
-        torch.testing.assert_close(losses[i], loss.detach(), rtol=0, atol=1e-12)
-        for name, parameter in model.named_parameters():
-            torch.testing.assert_close(grads[name][i], parameter.grad, rtol=0, atol=1e-12)
-        for name, buffer in model.named_buffers():
-            torch.testing.assert_close(after[name][i], buffer.double(), rtol=0, atol=1e-12)
-
-
-def test_statistics_stay_where_they_are_not_wanted(clients):
-    models, x, y = clients
-    grads, _, after = together(models, x, y, tracked=False)
-    expected, _, changed = together(models, x, y)
-    for name, before in stacked(models, "buffer").items():
-        assert torch.equal(after[name], before)
-        assert not torch.equal(changed[name], before)
-    assert all(torch.equal(grads[name], expected[name]) for name in expected)
+    for tracked in (False, True):
+        track_statistics(norm, tracked)
+        found = vmap(after)({name: rows.clone() for name, rows in before.items()}, x)
+        assert {torch.equal(found[name], rows) for name, rows in before.items()} == {not tracked}
 
 
 class Scaled(nn.Linear):
@@ -159,13 +89,3 @@ def test_a_step_is_the_same_where_large_gradients_are_not_copied_beside_the_othe
         where = slice(None) if columns is None else fed.flat.columns(columns)
         trained.append(fed.at(1).sgd(fed.everyone(fed.initial()), fed.all_trainable(), columns=where))
     torch.testing.assert_close(*trained, rtol=0, atol=1e-12)
-
-
-# -- the loss -------------------------------------------------------------------------------------------------------------
-
-
-def test_the_lean_cross_entropy_is_pytorch_s():
-    logits, y = torch.randn(6, 4, dtype=torch.float64, requires_grad=True), torch.tensor([0, 3, 1, 1, 2, 0])
-    found, expected = cross_entropy(logits, y), F.cross_entropy(logits, y)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
-    torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (found, expected)), rtol=0, atol=1e-14)

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 from sqlalchemy import Engine
-from support.store_samples import write_round
+from support.store_samples import make_partition, write_round
 
 from pflbench.spec import RunSpec
 from pflbench.store import locks, partitions, runs, write
-from pflbench.store.partitions import PartitionRecord
 from pflbench.store.write import RoundRecord
 
 HYPERPARAMETERS: dict[str, dict[str, Any]] = {
@@ -49,15 +48,13 @@ def spec(
 def add_partition(engine: Engine, hash: str = "a" * 64, *, dataset: str = "mnist", counts: Any = ((9, 0), (3, 6))) -> int:
     """A partition [clients][classes]; a third of the samples are test samples."""
     counts = np.array(counts)
-    record = PartitionRecord(
+    record = make_partition(
         hash=hash,
-        scheme="dirichlet",
-        label="Dir(0.1)",
         dataset=dataset,
-        spec={"scheme": "dirichlet", "beta": 0.1},
         classes=[f"class {k}" for k in range(counts.shape[1])],
         train=counts - counts // 3,
         test=counts // 3,
+        indices=None,
     )
     return partitions.save(engine, record)
 

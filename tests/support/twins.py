@@ -85,6 +85,11 @@ def module_of(fed, row) -> nn.Module:
     return module
 
 
+def perturbed(fed) -> torch.Tensor:
+    """A model of each client's own."""
+    return fed.everyone(fed.initial()) + 0.1 * torch.arange(fed.size).to(fed.dtype).unsqueeze(1)
+
+
 def vector(module) -> torch.Tensor:
     return parameters_to_vector(module.parameters()).detach().clone()
 

@@ -110,9 +110,6 @@ class Module:
     def current_stream(self, device: Device = None) -> Stream:
         return plugged().stream(_index(device))
 
-    def default_stream(self, device: Device = None) -> Stream:
-        return plugged().gpu(_index(device)).default
-
     def stream(self, stream: Stream | None) -> AbstractContextManager[Any]:
         return nullcontext() if stream is None else On(plugged(), stream)
 
