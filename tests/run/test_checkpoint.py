@@ -41,13 +41,6 @@ def plain(found: Snapshot) -> tuple[Any, ...]:
     return found.t, found.carried, parts
 
 
-def test_one_that_is_whole(tmp_path: Path) -> None:
-    checkpoints, _ = saved(tmp_path)
-    found = checkpoints.load(snapshot(0).state, CPU)
-    assert found is not None
-    assert (plain(found), checkpoints.wrong) == (plain(snapshot()), "")
-
-
 def test_no_flipped_bit_is_taken_for_what_was_saved(tmp_path: Path) -> None:
     """200 of them, one at a time. Where the file does not say anything, a bit may flip."""
     _, path = saved(tmp_path)

@@ -16,7 +16,6 @@ from pflbench.contract.small import federation, train
 from pflbench.engine.federation import Federation
 from pflbench.methods.ala import ALA
 from pflbench.methods.base import Method
-from pflbench.methods.fedfomo import FedFomo
 from pflbench.methods.fedphp import FedPHP
 from pflbench.run.round import HEADLINE, evaluate
 
@@ -39,16 +38,6 @@ def test_fedphp_s_moving_average_is_that_of_the_round() -> None:
     expected = fed.evaluate((1 - 0.4) * state.w + 0.4 * state.start, torch.arange(fed.size))
     assert scores.loss == pytest.approx(expected.loss)
     assert fed.evaluate(received.start, torch.arange(fed.size)).loss != pytest.approx(expected.loss)
-
-
-def test_fedfomo_s_aggregate_is_that_of_the_round() -> None:
-    fed, method = federation(**SMALL), FedFomo(evaluate="aggregated")
-    state, _, scores = moment(method, fed)
-    now, everyone = fed.at(3), torch.arange(fed.size)
-    now.observing = True
-    method.receive(now, state, everyone)
-    weights = torch.from_numpy(now.ledger.artifacts["fomo_weights"])
-    assert scores.loss == pytest.approx(fed.evaluate(weights @ state.theta, everyone).loss)
 
 
 @dataclass(frozen=True)

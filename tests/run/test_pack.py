@@ -177,25 +177,6 @@ def test_what_is_finished_takes_no_place(store: Engine) -> None:
     assert kinds == {0: "finished", 1: "exists", 2: "finished"}, "should another process have been faster"
 
 
-def test_interrupted_and_resumed(store: Engine) -> None:
-    specs = seeds("ditto", rounds=4)
-    steps = execute_pack(specs, store, Path("data"), BATCHED)
-    for number, step in steps:
-        if (number, getattr(step, "round", None)) == (1, 2):
-            break
-    steps.close()
-    assert statuses(store) == ["interrupted"] * 3
-    assert rows(store, "SELECT MAX(round) FROM round GROUP BY run_id") == [(2,), (2,), (1,)]
-    resumed = packed(specs, store)
-    assert [(number, step.kind, step.round) for number, step in resumed if getattr(step, "kind", "") == "resumed"] == [
-        (0, "resumed", 2),
-        (1, "resumed", 2),
-        (2, "resumed", 1),
-    ]
-    alone(specs, store)
-    assert_the_same(store, 3)
-
-
 def test_ctrl_c_in_the_middle_of_a_call(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 

@@ -143,10 +143,3 @@ def test_the_run_record_says_how_it_was_made(store):
     assert row["started_at"] <= row["finished_at"]
     for needed in ("torch", "commit", "python", "pflbench run -m fedavg"):
         assert needed in row["environment"]
-
-
-def test_partitions_are_stored_once_and_do_not_depend_on_method_or_seed(store):
-    for name, seed in (("fedavg", 0), ("fedavg", 1), ("ditto", 0)):
-        run(spec(name, seed=seed, rounds=1), store)
-    assert rows(store, "SELECT COUNT(*), COUNT(DISTINCT partition_id) FROM run") == [(3, 1)]
-    assert rows(store, "SELECT COUNT(*) FROM partition") == [(1,)]
