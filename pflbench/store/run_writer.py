@@ -27,7 +27,9 @@ _MARK = (
 
 
 class RunWriter:
-    """Writes one run. The first change begins it: `started_at`, as given here, is among its columns. hold: takes its lock again if it was lost.
+    """Writes one run. The first change begins it: `started_at`, as given here, is among its columns.
+
+    hold: takes its lock again if it was lost.
 
     Methods raise Unreachable and may then be retried: nothing is written twice if only the server's answer was lost.
     They raise Occupied if the run is no longer this process's, and Vanished.
