@@ -94,6 +94,20 @@ def test_no_data_of_new_clients_enter_training(method: str, store: Engine, monke
     assert rows(store, "SELECT DISTINCT client FROM client_round ORDER BY client") == [(0,), (1,), (2,)]
 
 
+def test_without_adaptation_new_clients_of_fedavg_have_the_global_model(store: Engine) -> None:
+    of = spec("fedavg", **SHORT, new_epochs=0)
+    run(of, store)
+    made = prepared(of)
+    fed, method = made.federation(), methods.make(of.method)
+    assert fed.size == 3
+    module = module_of(made, train(method, fed, 2).w)
+    assert made.data.new is not None
+    expected = [(2, 3 + k, 0, *scores_of(made, module, samples)) for k, samples in enumerate(made.data.new.test)]
+    found = rows(store, NEW.format(1))
+    assert [row[:5] for row in found] == [row[:5] for row in expected]
+    assert [row[5] for row in found] == pytest.approx([row[5] for row in expected], rel=1e-12)
+
+
 def by_hand(made: Prepared, of: RunSpec, module: nn.Module, client: int, anchor: list[torch.Tensor] | None) -> list[Any]:
     """One new client's results after 0, 1, ... epochs, by PyTorch's own optimizer."""
     assert made.data.new is not None

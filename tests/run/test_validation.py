@@ -13,7 +13,7 @@ from support.cases import rest_slow
 from support.runs import interrupted, numbers, rows, run, short, spec
 from torch.nn import functional as F
 
-from pflbench import methods
+from pflbench import data, methods
 from pflbench.contract.small import federation
 from pflbench.errors import UserError
 from pflbench.partition.core import set_aside
@@ -22,7 +22,9 @@ from pflbench.run.execution import Execution
 from pflbench.run.federation_data import load_federation_data
 from pflbench.run.prepared import prepare
 from pflbench.run.repeat import repeat
-from pflbench.run.round import HEADLINE, evaluate
+from pflbench.run.round import HEADLINE, VALIDATION, evaluate
+from pflbench.run.training import execute
+from pflbench.spec import IID, RunSpec, TrainSpec
 from pflbench.store import database as db
 from pflbench.store import rules, runs, write
 from pflbench.store.runs import ALL, RoundRule
@@ -106,6 +108,28 @@ def test_runs_without_validation_have_no_such_result(store: Engine) -> None:
         accuracy.build(store, round_rule="val")
 
 
+def test_with_shuffled_labels_only_the_test_chosen_round_seems_to_learn(store: Engine, tmp_path: Path) -> None:
+    """Nothing can be learned: accuracy is 10 %. The best of t test readings rises with t."""
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "noise.npz", x=rng.normal(size=(800, 12)).astype(np.float32), y=rng.integers(10, size=800))
+    source = data.parse(f"npz:{tmp_path / 'noise.npz'}", Path("data"))
+    for seed in range(4):
+        train = TrainSpec(rounds=40, lr=0.3, batch_size=20, val_share=0.34)
+        made = RunSpec(
+            data=source, partition=IID(clients=8), model="logreg", train=train, method=methods.spec("local", {}), seed=seed
+        )
+        list(execute(made, store, tmp_path, Execution(workers=1)))
+    test, val = (
+        np.array(rows(store, f"SELECT {name} FROM round ORDER BY run_id, round")).reshape(4, -1)
+        for name in ("accuracy", "val_accuracy")
+    )
+    few, many = test[:, :4].max(1).mean(), test.max(1).mean()
+    chosen = test[np.arange(4), val.argmax(1)].mean()
+    assert many > few + 0.01, "the best of more readings is higher"
+    assert many > chosen + 0.01
+    assert abs(chosen - test.mean()) < 0.02
+
+
 @pytest.mark.parametrize("name", rest_slow(methods.METHODS, "fedavg", "per-fedavg", "fedala", "fedcp"))
 def test_a_method_says_whether_its_test_is_random(name: str) -> None:
     """A reading with other random numbers is another one exactly where the method says so."""
@@ -185,3 +209,13 @@ def test_both_moments_are_made_again(store: Engine) -> None:
         connection.exec_driver_sql("UPDATE new_client SET correct = correct - 1 WHERE client = 4 AND epochs = 2")
     found = repeat(store, runs.find(store, 1), made, Path("data"), Execution(workers=1))
     assert str(found.difference).startswith("round 4, correct of client 4 after 2 epochs: ")
+
+
+def test_validation_is_evaluated_with_the_headline() -> None:
+    chosen = methods.make(methods.spec("fedavg", {}))
+    fed = federation("mlp")
+    fed.validation_indices = [of[:3] for of in fed.train_indices]
+    state = chosen.init(fed.at(0))
+    now, S = fed.at(1, receiving=True), fed.all_trainable()
+    found = evaluate(chosen, now, state, chosen.receive(now, state, S), S)
+    assert found[VALIDATION].total.tolist() == [3, 3, 3, 3]
