@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pflbench import environment
+from pflbench import environment, interrupts
 from pflbench.engine import devices, requests
 from pflbench.engine.batches import Plan
 from pflbench.engine.flat import Flat
@@ -146,9 +146,14 @@ class LoopExecutor(requests.BaseExecutor):
             self._pool.shutdown(cancel_futures=True)
 
     def _each(self, plan: Plan, task: Callable[[Worker, int], None]) -> None:
-        """Runs task(worker, position) for every client of the plan, longest first so that the cores finish together."""
+        """Runs task(worker, position) for every client of the plan, longest first so that the cores finish together.
+
+        Raises KeyboardInterrupt after a signal, when the clients that have begun are ready.
+        """
 
         def run(position: int) -> None:
+            if interrupts.arrived():
+                return
             worker = self._workers.get()
             try:
                 with torch.no_grad():
@@ -157,12 +162,15 @@ class LoopExecutor(requests.BaseExecutor):
                 self._workers.put(worker)
 
         order = np.argsort([-int(s.sum()) for s in plan.sizes], kind="stable").tolist()
-        if self._pool is not None:
-            list(self._pool.map(run, order))  # should one fail, those that have not begun are cancelled
-            return
-        with devices.one_thread():
-            for position in order:
-                run(position)
+        if self._pool is None:
+            with devices.one_thread():
+                for position in order:
+                    run(position)
+        else:
+            with interrupts.held():  # raised inside the pool, KeyboardInterrupt could leave one of its locks closed
+                list(self._pool.map(run, order))  # should one fail, those that have not begun are cancelled
+        if interrupts.arrived():
+            raise KeyboardInterrupt
 
     def _sgd(self, request: requests.Sgd) -> requests.Trained:
         rows, buffers, plan, columns, penalty = request.models, request.buffers, request.plan, request.columns, request.penalty

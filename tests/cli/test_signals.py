@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from support.command import PROGRAM, Shell, environment, finish, rows, start, wo
 from support.spies import on_call
 
 from pflbench.engine.federation import Federation
+from pflbench.engine.loop_executor import Worker
 from pflbench.methods.fedavg import FedAvg
 from pflbench.run.checkpoint import Checkpoints
 
@@ -113,6 +115,29 @@ def test_what_a_library_makes_of_an_interruption_is_one(shell: Shell, monkeypatc
     monkeypatch.setattr(FedAvg, "update", update)
     assert shell(*RUN).code == 130
     assert rows("SELECT status, message FROM run") == [("interrupted", None)]
+
+
+def test_the_threads_of_clients_are_not_interrupted(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """KeyboardInterrupt between a lock's `acquire` and the block that releases it: the other threads would wait forever."""
+    whole, submitted, trained = ThreadPoolExecutor.submit, list[int](), list[Worker]()
+
+    def submit(self: ThreadPoolExecutor, *call: Any) -> Any:
+        if not submitted:
+            os.kill(os.getpid(), signal.SIGINT)
+        submitted.append(call[-1])
+        return whole(self, *call)
+
+    def third(_: FedAvg, fed: Federation, *__: Any) -> None:
+        if fed.t == 3:
+            monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
+            on_call(monkeypatch, Worker, "load", lambda worker, *_: trained.append(worker))
+
+    on_call(monkeypatch, FedAvg, "update", third)
+    done = shell(*RUN, "--workers", "2")
+    assert (done.code, "The same command continues" in done.err) == (130, True)
+    assert sorted(submitted) == [0, 1, 2, 3]
+    assert not trained, "clients that have not begun when it comes"
+    assert rows("SELECT status, MAX(round) FROM run JOIN round ON run_id = run.id") == [("interrupted", 2)]
 
 
 def test_of_several_signals_the_first_interrupts() -> None:
