@@ -81,16 +81,12 @@ def run(
     how = execution(executed)
     if dry_run:
         from pflbench.reproduce.progress import lacking
-        from pflbench.run.before_start import footprints
+        from pflbench.run.before_start import footprints, shortages
 
         with data_view(quiet) as progress:
             needed = footprints(specs, data_dir, how, progress)
-        for text in dict.fromkeys(
-            f"{spec.method.name} on {spec.data.label} {need.problem()}"
-            for spec, need in zip(specs, needed, strict=True)
-            if need and need.problem()
-        ):
-            message(f"Note: {text}.")
+        for text in shortages(specs, needed):
+            message(f"Note: {text}")
         if as_json:
             for reason in lacking(specs, data_dir).values():
                 message(f"Note: {reason.message}")
@@ -242,11 +238,13 @@ def prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
 
 def follow_client(text: str, specs: Sequence[RunSpec], data_dir: Path) -> Follow:
     """Parses --trajectory, checks it for every run, and prints the size of the models."""
+    from rich.filesize import decimal
+
     from pflbench.run.before_start import trajectory_bytes
     from pflbench.run.follow import parse
 
     client = parse(text)
-    message(f"Note: --trajectory stores up to {trajectory_bytes(client, specs, data_dir) / 1e6:,.0f} MB with each run.")
+    message(f"Note: --trajectory stores up to {decimal(trajectory_bytes(client, specs, data_dir))} with each run.")
     return client
 
 

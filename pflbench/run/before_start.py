@@ -1,4 +1,4 @@
-"""What planned runs need and what is wrong with them, by their data, before the first of them starts."""
+"""Checks planned runs against their data, and estimates what they need, before the first starts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def require_runnable(specs: Sequence[RunSpec], data_root: Path, progress: Progre
     """Loads all data and makes all partitions once. Returns what a user may not expect of them; raises UserError."""
     notes: dict[str, None] = {}  # in order, each once
     places = list(dict.fromkeys((spec.data, spec.partition) for spec in specs))
-    apart = {_without_seed(spec): spec for spec in specs}.values()
-    for spec in sorted(apart, key=lambda spec: places.index((spec.data, spec.partition))):  # each is loaded once
+    distinct = {_without_seed(spec): spec for spec in specs}.values()
+    for spec in sorted(distinct, key=lambda spec: places.index((spec.data, spec.partition))):  # each is loaded once
         setting = load_federation_data(spec, data_root, progress)
         require_possible(spec, setting)
         notes |= dict.fromkeys(remarks(spec, setting))
@@ -30,12 +30,19 @@ def footprints(specs: Sequence[RunSpec], data_root: Path, how: Execution, progre
     """The memory of each run; None if its data are missing, or as `footprint`."""
     needs: dict[str, Footprint | None] = {}
     for spec in specs:
-        if (alike := _without_seed(spec)) not in needs:
+        if (settings := _without_seed(spec)) not in needs:
             try:
-                needs[alike] = footprint(spec, load_federation_data(spec, data_root, progress), how)
+                needs[settings] = footprint(spec, load_federation_data(spec, data_root, progress), how)
             except NoData:
-                needs[alike] = None
+                needs[settings] = None
     return [needs[_without_seed(spec)] for spec in specs]
+
+
+def shortages(specs: Sequence[RunSpec], needs: Sequence[Footprint | None]) -> list[str]:
+    """A sentence for each run that needs more memory than is free, equal ones once."""
+    problems = [(spec, need.problem()) for spec, need in zip(specs, needs, strict=True) if need]
+    told = [f"{spec.method.name} on {spec.data.label} {problem}." for spec, problem in problems if problem]
+    return list(dict.fromkeys(told))
 
 
 def trajectory_bytes(client: Follow, specs: Sequence[RunSpec], data_root: Path) -> int:

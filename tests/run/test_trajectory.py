@@ -32,7 +32,7 @@ RUN = (
 def engine(shell: Shell) -> Engine:
     done = shell(*RUN.split())
     assert done.code == 0, done
-    assert "stores up to 0 MB" in done.err
+    assert "stores up to 153.9 kB" in done.err
     return db.connect(db.to_url("pflbench.db"))
 
 
