@@ -133,17 +133,20 @@ def without(options: Group, *names: str) -> Group:
     return {name: option for name, option in options.items() if name not in names}
 
 
-def declared(cls: type, panel: str | None, **of_console: Mapping[str, Any]) -> Group:
-    """The options of a panel that a dataclass declares (`run.options.says`). of_console: more arguments of `option`, by field."""
-    kinds = {name: list[str] if kind == tuple[str, ...] else kind for name, kind in get_type_hints(cls).items()}  # Typer's
-    found = {}
+def declared_options(cls: type, panel: str | None, **arguments: Mapping[str, Any]) -> Group:
+    """The options of a panel that a dataclass declares by `option_field`. arguments: more of `option`, by field."""
+    # Typer repeats an option whose type is a list, not one whose type is a tuple.
+    kinds = {name: list[str] if kind == tuple[str, ...] else kind for name, kind in get_type_hints(cls).items()}
+    options = {}
     for one in fields(cls):
-        if one.metadata and one.metadata["panel"] == panel:
-            more = {argument: values[one.name] for argument, values in of_console.items() if one.name in values}
+        declared = one.metadata
+        if declared and declared["panel"] == panel:
+            more = {argument: values[one.name] for argument, values in arguments.items() if one.name in values}
             default = [] if one.default == () else one.default
-            said = one.metadata
-            found[one.name] = option(kinds[one.name], said["help"], *said["flags"], default=default, **said["more"], **more)
-    return group(panel, **found)
+            options[one.name] = option(
+                kinds[one.name], declared["help"], *declared["flags"], default=default, **declared["more"], **more
+            )
+    return group(panel, **options)
 
 
 def group(panel: str | None = None, **options: tuple[Any, Any]) -> Group:
@@ -212,13 +215,15 @@ PLUGINS = group(
         callback=_plug_in,
     )
 )
-MAIN = {**declared(RunOptions, None, complete=_COMPLETED), **PLUGINS}
+MAIN = {**declared_options(RunOptions, None, complete=_COMPLETED), **PLUGINS}
 MAIN["methods"] = MAIN["methods"].replace(default=Parameter.empty)  # required
-PARTITION = declared(RunOptions, "Partition", complete=_COMPLETED)
-TRAINING = declared(RunOptions, "Training")
-BEHAVIOUR = declared(RunOptions, "Behaviour of clients")
+PARTITION = declared_options(RunOptions, "Partition", complete=_COMPLETED)
+TRAINING = declared_options(RunOptions, "Training")
+BEHAVIOUR = declared_options(RunOptions, "Behaviour of clients")
 EXECUTION = {
-    **declared(Execution, "Execution", parser={"chunk": auto_or_number}, complete={"device": lambda: ("auto", "cpu", "cuda")}),
+    **declared_options(
+        Execution, "Execution", parser={"chunk": auto_or_number}, complete={"device": lambda: ("auto", "cpu", "cuda")}
+    ),
     **group(
         "Execution",
         trajectory=option(

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any, Literal
 
 from pflbench.run.follow import Follow
-from pflbench.run.options import says
+from pflbench.run.options import option_field
 
-_option: Callable[..., Any] = partial(says, "Execution")
+_option: Callable[..., Any] = partial(option_field, "Execution")
 
 
 @dataclass(frozen=True)

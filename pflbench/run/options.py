@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 
-def says(panel: str | None, help: str, *flags: str, default: Any = None, **more: Any) -> Any:
+def option_field(panel: str | None, help: str, *flags: str, default: Any = None, **more: Any) -> Any:
     """A field that is an option on the command line. panel: of the help; more: arguments of `typer.Option`."""
     return field(default=default, metadata={"panel": panel, "help": help, "flags": flags, "more": more})
 
 
-_main: Callable[..., Any] = partial(says, None)
-_partition: Callable[..., Any] = partial(says, "Partition")
-_training: Callable[..., Any] = partial(says, "Training")
-_behaviour: Callable[..., Any] = partial(says, "Behaviour of clients")
+_main: Callable[..., Any] = partial(option_field, None)
+_partition: Callable[..., Any] = partial(option_field, "Partition")
+_training: Callable[..., Any] = partial(option_field, "Training")
+_behaviour: Callable[..., Any] = partial(option_field, "Behaviour of clients")
 
 
 @dataclass(frozen=True)

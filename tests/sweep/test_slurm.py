@@ -83,7 +83,7 @@ def test_a_password_stands_in_no_script(cluster: Path, monkeypatch: pytest.Monke
 def test_what_slurm_refuses(shell: Shell, cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("small.yaml").write_text(SMALL.format(2))
     command = ("sweep", "small.yaml", "--executor", "slurm")
-    for text, told in {"": "KEY=VALUE", "=x": "KEY=VALUE", "array=1": "--jobs", "cpus_per_task=1": "--cpus-per-job"}.items():
+    for text, told in {"=x": "KEY=VALUE", "time=": "KEY=VALUE", "array=1": "--jobs", "cpus_per_task=1": "--cpus-per-job"}.items():
         assert told in shell.refused(*command, "--slurm", text)
     monkeypatch.setenv("REFUSED", "yes")
     assert "Slurm takes no job: sbatch: error: Invalid partition name" in shell.refused(*command, "--slurm", "partition=x")
