@@ -37,6 +37,7 @@ NAMES = f"{', '.join(_FIRST)} or {_LAST}; figure4 and such, as of the FedALA pap
 _OF_PLOTS = o.group(
     over=o.option(Literal["rounds", "seconds", "bytes", "flops"], "curves: the x axis. Default: rounds."),
     band=o.option(Literal["minmax", "std"], "curves: the band over seeds. Default: minmax."),
+    y_min=o.option(float, "curves: where the y axis begins, in percent. Default: below the lowest value.", metavar="PERCENT"),
     references=o.flag("curves: also PFLlib's series of the same datasets (see `pflbench import`).", "--references"),
     round=o.option(int, "attention: the round. Default: the last stored one.", "--round", min=0),
     against=o.option(

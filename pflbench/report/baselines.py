@@ -1,4 +1,6 @@
-"""What readers miss beside personalized methods: Local, and a fine-tuned global model; and the command that makes them."""
+"""What readers miss beside personalized methods: Local and a fine-tuned global model, with the command that makes them, and the
+majority class.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import numpy as np
 from pydantic import ValidationError
 from sqlalchemy import Engine
 
@@ -17,9 +20,12 @@ from pflbench.report.arrangement import Arranged, SharedSetting
 from pflbench.report.needed import command
 from pflbench.report.selection import BEST, Filters
 from pflbench.spec import OPTION_OF, Pfllib, RunSpec, Spec
+from pflbench.store import partitions
 from pflbench.store.runs import RoundRule
 
 LOCAL, FEDAVG, FINE_TUNED = "local", "fedavg", "fedavg-ft"
+MAJORITY = "Majority class"
+MAJORITY_SAID = f"{MAJORITY}: each client predicts the most frequent class of its own training data (methods.md 2.1)."
 S = TypeVar("S", bound=Spec)
 
 
@@ -60,6 +66,20 @@ def same_setting(every: Arranged, setting: SharedSetting) -> int:
     return next(
         j for j, one in enumerate(every.settings) if (one.protocol, one.partition) == (setting.protocol, setting.partition)
     )
+
+
+def majority(engine: Engine, setting: SharedSetting) -> float | None:
+    """Accuracy in percent if every client predicts the most frequent class of its own training data (methods.md 2.1).
+
+    Pooled over the clients that train. None for a central test set, and without the counts of test samples.
+    """
+    if setting.partition is None or setting.spec["partition"].get("central_test"):
+        return None
+    partition = partitions.find(engine, setting.partition)
+    clients = np.arange(len(partition.train) - setting.spec["train"].get("new_clients", 0))
+    correct = partition.test[clients, partition.train[clients].argmax(axis=1)]
+    total = partition.test[clients].sum()
+    return float(100 * correct.sum() / total) if total else None
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ import base64
 import re
 from dataclasses import dataclass, replace
 
+from pflbench.report import baselines
 from pflbench.report.tables.grid import CellText, Column, Grid, render
 
 _NUMBER = re.compile(r"[<>]?\s*([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)")
@@ -56,7 +57,7 @@ def leaders(accuracy: Grid) -> tuple[Leaders, ...]:
     """Of each column of the accuracy table that is a setting."""
     found = []
     for column in accuracy.columns:
-        cells = list(zip(accuracy.labels, column.entries, strict=True))
+        cells = [pair for pair in zip(accuracy.labels, column.entries, strict=True) if pair[0] != baselines.MAJORITY]
         if run := [(label, cell) for label, cell in cells if cell.runs]:
             best = sorted(run, key=lambda pair: -float(sort_value(pair[1].text) or 0))
             found.append(Leaders(", ".join(column.head), tuple(best), tuple(label for label, cell in cells if not cell.runs)))

@@ -135,6 +135,12 @@ class Raw:
         return tuple(np.array(json.loads(text)) for text in row)  # type: ignore[return-value]
 
 
+def majority(train: np.ndarray, test: np.ndarray) -> float:
+    """Percent of test samples [clients, classes] whose class is the most frequent of their client's training samples."""
+    right = sum(row[max(range(len(own)), key=own.__getitem__)] for own, row in zip(train.tolist(), test.tolist(), strict=True))
+    return float(100 * right / test.sum())
+
+
 def cells(runs: pd.DataFrame) -> dict[tuple[int, ...], pd.DataFrame]:
     """Runs that differ in nothing but the seed, by their numbers."""
     groups = runs.groupby(["setting", "partition", "method_spec"], sort=False)

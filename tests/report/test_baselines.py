@@ -1,4 +1,4 @@
-"""The note on baselines that were not run: where it stands, what it names, and that its command makes runs of that setting."""
+"""Baselines: the majority class; and the note on those that were not run, what it names, and that its command makes such runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 from support.printed_commands import of_command
-from support.report_database import add_run, spec
+from support.report_database import add_partition, add_run, spec
 
 from pflbench import methods
 from pflbench.report import baselines
@@ -53,6 +53,25 @@ def test_the_note_names_what_is_missing_and_the_command(engine: Engine) -> None:
     add(engine, "fedbabu")
     add(engine, "local", "fedprox-c", dataset="cifar10")
     assert notes(engine) == notes(engine, Filters(methods=["ditto"])) == [], "what a filter hides was run"
+
+
+# Test samples (3, 0), (1, 2), (0, 3) by client and class: client 1 predicts class 1 and client 2 class 1.
+@pytest.mark.parametrize(("of", "expected"), [({}, 100 * 8 / 9), ({"new_clients": 1}, 100 * 5 / 6)])
+def test_the_majority_class_is_each_clients_own_among_those_that_train(
+    engine: Engine, of: dict[str, Any], expected: float
+) -> None:
+    partition = add_partition(engine, counts=((9, 0), (3, 6), (0, 9)))
+    add_run(engine, spec(**of), [0.5], partition=partition)
+    assert [column.majority for column in build(engine).columns] == [pytest.approx(expected)]
+
+
+def test_a_central_test_set_and_other_measures_have_no_majority_class(engine: Engine) -> None:
+    central = {"scheme": "dirichlet", "beta": 0.1, "clients": 20, "central_test": True}
+    add_run(engine, spec(partition=central), [0.5], partition=add_partition(engine))
+    add_run(engine, spec(), [0.5])
+    table = build(engine)
+    assert [column.majority for column in table.columns] == [None, None], "nor has a run without a stored partition"
+    assert table.grid().labels == ("FedAvg",)
 
 
 # Whatever decides a setting; the data are the embedded digits, so that the partition is known.

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from golden.raw import Raw, cells, unpack
+from golden.raw import Raw, cells, majority, unpack
 from matplotlib.figure import Figure
 from matplotlib.quiver import Quiver
 from scipy.stats import rankdata
@@ -63,8 +63,10 @@ def points(xy: np.ndarray) -> tuple[float, ...]:
 def curves(figure: Figure, raw: Raw) -> set[int]:
     (ax,) = figure.axes
     runs = raw.where("dataset == 'digits' and beta == 1")
-    assert len(ax.lines) == 3
-    for line, method in zip(ax.lines, ("fedavg", "ditto", "fedala"), strict=True):
+    *lines, floor = ax.lines
+    (partition,) = set(runs["partition_id"])
+    np.testing.assert_allclose(floor.get_ydata(), majority(*raw.partition(partition)))
+    for line, method in zip(lines, ("fedavg", "ditto", "fedala"), strict=True):
         own = runs[runs["method"] == method].index
         accuracy = pd.DataFrame({run: 100 * raw.of(run)["accuracy"] for run in own})
         assert line.get_label().startswith(labels.method_title(method))

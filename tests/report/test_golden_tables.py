@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from golden.raw import METHODS, PAPER, Raw, as_official, cells, printed, unpack
+from golden.raw import METHODS, PAPER, Raw, as_official, cells, majority, printed, unpack
 from golden.tables import RANKED, TARGET, texts
 from scipy.stats import friedmanchisquare, rankdata, wilcoxon
 from sqlalchemy import Engine
@@ -135,6 +135,25 @@ def test_a_table_of_the_papers(name: str, made: Callable[[str], Grid], raw: Raw)
     assert runs["method"].nunique() >= 2 or runs[["s", "p", "adapt"]].drop_duplicates().shape[0] >= 2
 
 
+@pytest.mark.parametrize("name", [*PLACES, "accuracy"])
+def test_the_last_row_is_the_majority_class(name: str, made: Callable[[str], Grid], raw: Raw) -> None:
+    """Of every setting that was run, but for those on a central test set."""
+    grid, shown = made(name), set()
+    for ids, record in records(grid).items():
+        run = raw.runs.loc[ids[0]]
+        setting = json.loads(run.setting)
+        training = run.clients - setting["train"].get("new_clients", 0)
+        sides = (counts[: int(training)] for counts in raw.partition(run.partition_id))
+        expected = None if setting["partition"]["central_test"] else majority(*sides)
+        assert record["majority_class"] == (None if expected is None else pytest.approx(expected))
+        shown |= set() if expected is None else {f"{expected:.2f}"}
+    if shown:
+        assert grid.labels[-1] == "Majority class"
+        assert {column.entries[-1].text for column in grid.columns} - {""} == shown
+    else:
+        assert "Majority class" not in grid.labels
+
+
 @pytest.mark.parametrize("name", LINES)
 def test_the_papers_values_stand_beside_ours(name: str, official: Callable[[str], Grid], raw: Raw) -> None:
     for ids, record in records(official(name)).items():
@@ -167,7 +186,7 @@ def test_table_2_has_the_rows_and_columns_of_the_papers(official: Callable[[str]
     with (PAPER / "table2.csv").open(encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     grid = official("table2")
-    assert grid.labels == tuple(dict.fromkeys(line["method"] for line in lines))
+    assert grid.labels == (*dict.fromkeys(line["method"] for line in lines), "Majority class")
     places = dict.fromkeys((line["setting"].partition(";")[0], line["dataset"], line["backbone"]) for line in lines)
     printed = [(scenario.removeprefix("scenario="), dataset, model) for scenario, dataset, model in places]
     printed.insert(3, ("practical", "MNIST", ""))
@@ -180,7 +199,7 @@ def test_table_2_has_the_rows_and_columns_of_the_papers(official: Callable[[str]
     heads = [column.head for column in grid.columns]
     assert all(heads[j + 1 : j + 3] == [("paper",), ("verdict",)] for j, head in enumerate(heads) if len(head) > 1)
     verdicts = {entry.text for column in grid.columns if column.head == ("verdict",) for entry in column.entries}
-    assert verdicts == {"not run", "protocol differs"}
+    assert verdicts == {"not run", "protocol differs", ""}, "none for the majority class"
 
 
 def test_improvement_by_ala(made: Callable[[str], Grid], raw: Raw) -> None:

@@ -49,6 +49,16 @@ def test_over_seconds_the_training_time_is_the_mean_over_the_seeds(engine: Engin
     assert ax.get_xlabel() == "Training time (s)"
 
 
+def test_the_y_axis_begins_where_it_is_told_in_every_panel(engine: Engine) -> None:
+    add_run(engine, spec("fedavg", dataset="cifar10"), [0.1, 0.95])
+    low, high = curves.plot(engine, y_min=60).figure.axes[0].get_ylim()
+    assert low == 60
+    assert 95 < high < 100
+    assert {ax.get_ylim() for ax in curves.plot(engine, y_min=60).figure.axes} == {(low, high)}
+    with pytest.raises(UserError, match=r"--y-min 95 leaves nothing to draw\.\nThe highest value is 95\.00 %\."):
+        curves.plot(engine, y_min=95)
+
+
 def test_runs_without_times_are_named(engine: Engine) -> None:
     add_run(engine, spec("fedavg", dataset="cifar10"), [0.1, 0.2])
     with pytest.raises(UserError, match=r"None of the 1 .* result by this rule.\nThey are without the seconds of every round"):

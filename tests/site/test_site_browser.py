@@ -179,7 +179,7 @@ def test_without_the_means_to_unpack_there_are_the_tables_and_a_word(plain: Tab,
     plain.page.goto(file)
     expect(plain.page.locator("#lacking")).to_contain_text("pflbench plot")
     plain.page.locator("#data-accuracy thead th").nth(1).get_by_role("button").click()
-    assert column(plain, "data-accuracy", 1) == ["98.50", "86.00", "10.00"]
+    assert column(plain, "data-accuracy", 1) == ["98.50", "86.00", "83.33", "10.00"]
     plain.page.locator("#line-1 a").click()
     expect(plain.page.locator("#run h1")).to_contain_text("Run 1")
 
@@ -198,16 +198,16 @@ def test_heads_sort_by_number_and_back_by_keyboard(shared: Tab) -> None:
     unsorted = column(shared, "data-accuracy", 1)
     head.get_by_role("button").click()
     # As texts, "9.00" would come before "98.50".
-    assert column(shared, "data-accuracy", 1) == ["98.50", "86.00", "10.00"]
+    assert column(shared, "data-accuracy", 1) == ["98.50", "86.00", "83.33", "10.00"]
     assert head.get_attribute("aria-sort") == "descending"
     shared.page.keyboard.press("Enter")
-    assert column(shared, "data-accuracy", 1) == ["10.00", "86.00", "98.50"]
+    assert column(shared, "data-accuracy", 1) == ["10.00", "83.33", "86.00", "98.50"]
     assert head.get_attribute("aria-sort") == "ascending"
     shared.page.keyboard.press("Enter")
     assert column(shared, "data-accuracy", 1) == unsorted
     assert head.get_attribute("aria-sort") is None
     shared.page.locator("#data-accuracy thead th").nth(2).get_by_role("button").click()
-    assert column(shared, "data-accuracy", 2) == ["60.00", "", ""], "cells without a value come last"
+    assert column(shared, "data-accuracy", 2) == ["60.00", "", "", ""], "cells without a value come last"
     for name, index, expected in (("Best %", 9, ["99.00", "98.00", "87.00"]), ("Run", 0, ["8", "7", "6"])):
         shared.page.locator("#data-runs thead").get_by_role("button", name=name).click()
         assert column(shared, "data-runs", index)[:3] == expected
@@ -282,18 +282,18 @@ def choose(tab: Tab, *titles: str) -> None:
 def test_methods_are_chosen_once_for_tables_figures_and_runs(shared: Tab) -> None:
     choose(shared, "Ditto", "Local")
     expect(shared.page.locator("#chosen")).to_have_text("Ditto, Local; all datasets")
-    for table in ("data-accuracy", "data-overhead"):
-        assert shown_rows(shared, table) == ["Local", "Ditto"]
+    for table, more in (("data-accuracy", ["Majority class"]), ("data-overhead", [])):
+        assert shown_rows(shared, table) == ["Local", "Ditto", *more]
     assert shown_rows(shared, "data-runs") == ["8", "7", "4", "2"]
     heads = shared.page.locator("#data-accuracy thead th:visible").all_inner_texts()
     assert [head.split("\n")[0] for head in heads] == ["Method", "MNIST"], "of Cifar10 there is only FedAvg"
     assert shared.page.locator("#data-leaders tbody tr:visible").count() == 1
-    assert names_in(shared, "figures-curves") == {"Local", "Ditto"}
-    assert names_in(shared, "leaders") == {"Local", "Ditto"}
+    assert names_in(shared, "figures-curves") == {"Local", "Ditto", "Majority class"}
+    assert names_in(shared, "leaders") == {"Local", "Ditto", "Majority class"}
     shared.page.get_by_role("button", name="Show all").click()
     settle(shared)
-    assert shown_rows(shared, "data-accuracy") == ["Local", "FedAvg", "Ditto"]
-    assert names_in(shared, "figures-curves") == {"Local", "FedAvg", "Ditto"}
+    assert shown_rows(shared, "data-accuracy") == ["Local", "FedAvg", "Ditto", "Majority class"]
+    assert names_in(shared, "figures-curves") == {"Local", "FedAvg", "Ditto", "Majority class"}
 
 
 def test_the_pareto_front_is_that_of_the_chosen_methods(shared: Tab) -> None:
@@ -312,7 +312,7 @@ def test_the_pareto_front_is_that_of_the_chosen_methods(shared: Tab) -> None:
 def test_a_dataset_is_chosen_with_its_columns_and_figures(plain: Tab, file: str) -> None:
     plain.page.goto(file)
     choose(plain, "Cifar10")
-    assert shown_rows(plain, "data-accuracy") == ["FedAvg"]
+    assert shown_rows(plain, "data-accuracy") == ["FedAvg", "Majority class"]
     assert shown_rows(plain, "data-runs") == ["5"]
     assert {title.split(",")[0] for title in plain.page.locator("#figures figure:visible h4").all_inner_texts()} == {"Cifar10"}
     heads = plain.page.locator("#data-table2 thead th:visible").all_inner_texts()
@@ -333,8 +333,8 @@ def test_a_link_holds_the_view(plain: Tab, file: str, browser: Browser) -> None:
     with opened(browser, script=WITHOUT_FIGURES) as other:
         other.page.goto(plain.page.url)
         expect(other.page.locator("#chosen")).to_have_text("Ditto, FedAvg; MNIST")
-        assert shown_rows(other, "data-accuracy") == ["Ditto", "FedAvg"]
-        assert column(other, "data-accuracy", 1) == ["98.50", "86.00", "10.00"]
+        assert shown_rows(other, "data-accuracy") == ["Ditto", "FedAvg", "Majority class"]
+        assert column(other, "data-accuracy", 1) == ["98.50", "86.00", "83.33", "10.00"]
         expect(other.page.locator("#data-accuracy details[open]")).to_contain_text("98.50")
         assert shown_rows(other, "data-runs") == ["4", "2"]
         expect(other.page.locator("#matches")).to_have_text("2 of 8")
@@ -484,7 +484,7 @@ def test_serve_shows_a_new_round_and_keeps_the_readers_place(tab: Tab, engine: E
         write_round(engine, RUNNING, RoundRecord(3, 0.75))
         expect(tab.page.locator("#running")).to_contain_text("round 3 of 9, accuracy 75.00 %, best 75.00 %")
         assert tab.page.evaluate("scrollY") == place
-        assert column(tab, "data-accuracy", 1) == ["98.50", "86.00", "10.00"]
+        assert column(tab, "data-accuracy", 1) == ["98.50", "86.00", "83.33", "10.00"]
         expect(tab.page.locator("#matches")).to_have_text("1 of 8")
         tab.page.locator(f"#line-{RUNNING} a").click()
         expect(tab.page.locator("#run")).to_contain_text("3 of 9, best 75.00 %")

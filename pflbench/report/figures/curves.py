@@ -12,13 +12,13 @@ import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError, unknown
-from pflbench.report import labels, render, style, web
+from pflbench.report import baselines, labels, render, style, web
 from pflbench.report import references as pfllib
 from pflbench.report.arrangement import Arranged, Row, busiest
-from pflbench.report.looks import OTHER
+from pflbench.report.looks import OTHER, Look
 from pflbench.report.references import ReferenceLine
 from pflbench.report.selection import BEST, Filters, measured
-from pflbench.report.traces import Axis, Panel, Trace, lettered, of_runs
+from pflbench.report.traces import GREY, Axis, Panel, Trace, lettered, of_runs
 from pflbench.report.web import Interactive
 from pflbench.store import measures, rounds
 from pflbench.store.rounds import Curve
@@ -36,6 +36,9 @@ BANDS: dict[Band, str] = {"minmax": "minimum to maximum", "std": "mean ± popula
 # More cannot be seen: a panel in print is at most 1,000 dots wide, and noise between neighbours is what the band shows.
 POINTS = 200
 MARKERS = 6  # to a line
+MARGIN = 0.05  # of the height of a panel that has limits, above the highest line
+FLOOR = Look(GREY, "o", 0, 3)
+ACCURACIES = (None, "after-training")
 
 
 def plot(
@@ -46,11 +49,13 @@ def plot(
     band: Band = "minmax",
     references: bool = False,
     metric: str | None = None,
+    y_min: float | None = None,
 ) -> style.Drawing:
     """The curves of the settings chosen by dataset or partition, else of the four settings with the most runs.
 
-    references: with PFLlib's series on the same datasets. metric: one of `measures.COLUMNS` instead of accuracy. Raises UserError
-    for unknown names, when there are no runs, and when there are no such series or measures.
+    references: with PFLlib's series on the same datasets. metric: one of `measures.COLUMNS` instead of accuracy. y_min: where
+    the y axis begins, in percent. Raises UserError for unknown names, when there are no runs, series or measures, and when
+    all is below y_min.
     """
     for kind, name, valid in (("x axis", over, OVER), ("band", band, BANDS)):
         if name not in valid:
@@ -69,8 +74,10 @@ def plot(
         panel(engine, found, j, over, band, known.get(dataset, ()), metric=metric)
         for j, dataset in zip(chosen, datasets, strict=True)
     ]
+    if y_min is not None:
+        drawn = _from(y_min, drawn)
     dashed = [line for dataset in dict.fromkeys(datasets) for line in known.get(dataset, ())]
-    said = caption(found, chosen, over, band, metric) + colours
+    said = caption(found, chosen, over, band, metric) + colours + _floor_said(drawn)
     if dashed:
         said += f" {pfllib.caption(dashed)}"
     return render.of_settings(found, _in_one_unit(drawn), said)
@@ -79,10 +86,12 @@ def plot(
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """Curves of the `most` settings with the most runs, or of all. Raises UserError without runs."""
     found = filters.select(engine)
-    return [
-        web.figure("curves", panel(engine, found, j, seconds=True), caption(found, [j], "rounds", "minmax"), found.notes)
-        for j in busiest(found, most)
-    ]
+    made = []
+    for j in busiest(found, most):
+        drawn = panel(engine, found, j, seconds=True)
+        said = caption(found, [j], "rounds", "minmax") + _floor_said([drawn])
+        made.append(web.figure("curves", drawn, said, found.notes))
+    return made
 
 
 def panel(
@@ -96,7 +105,7 @@ def panel(
     seconds: bool = False,
     metric: str | None = None,
 ) -> Panel:
-    """The curves of a setting. seconds: show the times on hover, if the x axis has rounds."""
+    """The curves of a setting, with the majority class. seconds: show the times on hover, if the x axis has rounds."""
     cells = found.column(column)
     ids = [run.id for _, cell in cells for run in cell]
     setting = found.settings[column]
@@ -111,8 +120,26 @@ def panel(
     ]
     last = max((line.x[-1] for line in lines if len(line.x)), default=0)
     others = [line.until(last).trace for line in references]
+    floor = baselines.majority(engine, setting) if metric in ACCURACIES else None
+    if floor is not None:
+        hover = f"{floor:.2f} %"
+        others.append(Trace([0, last], [floor, floor], FLOOR, baselines.MAJORITY, "lines", width=0.9, hover=hover))
     across = Axis(OVER[over][1], whole=over == "rounds")
     return Panel(setting.title, across, Axis(f"Test {_measured(metric)} (%)"), [*lines, *others], tuple(ids), (setting,))
+
+
+def _floor_said(panels: Sequence[Panel]) -> str:
+    there = any(trace.label == baselines.MAJORITY for panel in panels for trace in panel.traces)
+    return f" {baselines.MAJORITY_SAID}" if there else ""
+
+
+def _from(y_min: float, panels: Sequence[Panel]) -> list[Panel]:
+    """The panels with one y axis that begins at y_min. Raises UserError where it would be empty."""
+    highest = max(float(np.max(trace.y, initial=0)) for panel in panels for trace in panel.traces)
+    if not y_min < highest:
+        raise UserError(f"--y-min {y_min:g} leaves nothing to draw.", f"The highest value is {highest:.2f} %.")
+    shown = (y_min, highest + MARGIN * (highest - y_min))
+    return [replace(panel, y=replace(panel.y, limits=shown)) for panel in panels]
 
 
 def _in_one_unit(panels: Sequence[Panel]) -> list[Panel]:

@@ -77,6 +77,8 @@ class AccuracyTable:
         """A column for each setting and, after it, the paper's values and the verdict where it has any."""
         rows = zip(*(column.cells for column in self.columns), strict=True)
         marks = [f" {TEST_LABELS}" * any(cell and cell.test_labels for cell in row) for row in rows]
+        names = [row.label.removesuffix(mark) + mark for row, mark in zip(self.rows, marks, strict=True)]
+        floor = [baselines.MAJORITY] * any(column.majority is not None for column in self.columns)
         document: dict[str, Any] = {"round_rule": self.round_rule, **({"metric": self.metric} if self.metric else {})}
         if self.declared is not None:
             document |= {"table": self.declared.name, "source": self.declared.source}
@@ -88,14 +90,15 @@ class AccuracyTable:
             ]
         return Grid(
             title=self.declared.title if self.declared else TITLES[self.metric] if self.metric else "Accuracy",
-            labels=tuple(row.label.removesuffix(mark) + mark for row, mark in zip(self.rows, marks, strict=True)),
-            columns=tuple(column for one in self.columns for column in self._columns(one)),
+            labels=(*names, *floor),
+            columns=tuple(column for one in self.columns for column in self._columns(one, floor=bool(floor))),
             notes=self.notes,
             records=tuple(self._records()),
             document=document,
         )
 
-    def _columns(self, of: AccuracyColumn) -> list[Column]:
+    def _columns(self, of: AccuracyColumn, *, floor: bool) -> list[Column]:
+        """floor: with a last row for the majority class."""
         several = len({cell.n for column in self.columns for cell in column.cells if cell}) > 1
         # Neither cell nor verdict at a place of the paper: a range beyond the model's blocks.
         ours = (
@@ -120,6 +123,9 @@ class AccuracyTable:
             if head != "paper" or self.paper != "never":
                 texts = (" ".join(v) if isinstance(v, tuple) else missing if v is None else format(v, form) for v in values)
                 columns.append(_beside(head, map(CellText, texts)))
+        if floor:
+            last = ["" if of.majority is None else f"{of.majority:.2f}", *[""] * (len(columns) - 1)]
+            columns = [replace(c, entries=(*c.entries, CellText(text))) for c, text in zip(columns, last, strict=True)]
         return columns
 
     def _records(self) -> Iterator[dict[str, Any]]:
@@ -144,6 +150,7 @@ class AccuracyTable:
                     "paper_table": printed and printed.table,
                     "paper_differences": cell.differences if cell else (),
                     "std_kind": self.wanted.std,
+                    "majority_class": column.majority,
                     **cellular.record(cell, column.verdicts[i]),
                     **{name: values[i] for name, values in column.extra.items()},
                 }
@@ -190,6 +197,8 @@ def build(
         shown = replace(declared, printed=paper != "never")
         columns, left = places.columns(engine, filters, shown, rule, wanted)
     columns = [replace(column, cells=cellular.mark_best(column.cells)) for column in columns]
+    if metric in (None, "after-training"):
+        columns = [replace(c, majority=baselines.majority(engine, c.setting) if c.setting else None) for c in columns]
     if wanted.test is not None:
         names = {row.label: row.method for row in rows}
         base = None if wanted.against is None else cellular.row_of(wanted.against, names)
@@ -260,6 +269,7 @@ def _notes(
             ["optimism: points by which a run's best round, chosen on the test data, exceeds this."]
             * (rule.rule == "val" and measured == "Accuracy")
         ),
+        *([baselines.MAJORITY_SAID] * any(column.majority is not None for column in columns)),
         *(["Of the rounds in which it was computed, the rule takes the most accurate or the last."] * (measured in COMPUTED)),
         *stats.notes(wanted, [cell.n for cell in cells], [c.comparison for c in cells if c.comparison]),
     ]

@@ -37,7 +37,8 @@ BLOCKS = {
 class AccuracyColumn:
     """A setting; of a paper's table a place with one of the settings in which it was run, or with none. Tuples are by row.
 
-    printed: the paper's values that are shown. extra: what else the table is about, by its name in the records.
+    printed: the paper's values that are shown. extra: what else the table is about, by its name in the records. majority: as of
+    `baselines.majority`.
     """
 
     head: tuple[str, ...]
@@ -47,6 +48,7 @@ class AccuracyColumn:
     verdicts: tuple[str | None, ...]
     place: Place | None = None
     extra: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    majority: float | None = None
 
     @property
     def title(self) -> str:

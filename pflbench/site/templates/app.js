@@ -196,10 +196,11 @@
     const grey = shown.length > MANY;
     if (grey) {
       const pale = { color: "rgba(128,128,128,0.35)" };
-      const others = data.filter((trace) => !leading.includes(trace.name));
+      const isColoured = ({ name }) => leading.includes(name) || !methodOf(name ?? "");
+      const others = data.filter((trace) => !isColoured(trace));
       data = [
         ...others.map((one) => ({ ...one, showlegend: false, mode: "lines", line: { ...one.line, ...pale }, fillcolor: "rgba(0,0,0,0)" })),
-        ...data.filter((trace) => leading.includes(trace.name)),
+        ...data.filter(isColoured),
       ];
     }
     return { data, layout, grey };
@@ -262,6 +263,8 @@
     if (!table.querySelector("[data-runs]")) return;
     const rows = [...table.tBodies[0].rows];
     for (const row of rows) row.hidden = ![...row.cells].some(isShown);
+    const majority = table.querySelector(".majority");
+    if (majority) majority.hidden = rows.every((row) => row.hidden);
     const heads = [...[...table.tHead.rows].at(-1).cells].slice(1);
     const groups = table.tHead.rows.length > 1 ? [...table.tHead.rows[0].cells].slice(1) : [];
     const starts = heads.map((_, i) => i).filter((i) => !heads[i].matches(".beside"));
