@@ -11,7 +11,7 @@
 #     DEVICE=cpu SCALE=0.01 BETA=5 LIMIT=300 bash benchmarks/gpu.sh OUT
 set -uo pipefail
 cd "$(dirname "$0")/.."
-export PYTHONPATH=$PWD
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 out=${1:-gpu}
 scale=${SCALE:-1}
 beta=${BETA:-0.1}
@@ -52,8 +52,9 @@ wait $made
 
 run "three rounds"
 step "its record" 20 "${pflbench[@]}" runs show 1 --db "$db"
+patience=${PATIENCE:-60}
 cpu && patience=5
-step "kernels" 100 "$python" benchmarks/gpu_kernels.py "$out" -d "$cifar" --beta "$beta" --patience ${patience:-60} "${device[@]}"
+step "kernels" 100 "$python" benchmarks/gpu_kernels.py "$out" -d "$cifar" --beta "$beta" --patience $patience "${device[@]}"
 graph=batched; ways=(batched:none batched:groups batched:unfold); many=(500 1000); part=(--share 0.2)
 cpu && graph=batched:none && ways=() && many=(50 100) && part=(--share 0.02 --clients 3)
 bench resnet18 60 -m fedavg -d "$tiny" --model resnet18 --beta "$beta" --rounds 2 "${part[@]}" --engine $graph

@@ -34,10 +34,11 @@ MODELS = ("mlp", "cnn, 1 channel", "cnn, 3 channels", "resnet18", "fasttext")
 WAYS: tuple[Way, ...] = get_args(Way)[1:]
 
 # Differences are norms, relative to the norm of the right numbers. On a CPU float32 is off by 4e-6 at most, for all methods and
-# models here but ResNet-18: its BatchNorm over ten samples of one pixel amplifies rounding, to 5e-4. TF32, with 10 bits of
-# fraction, is off by 8e-5 to 2e-3, which the products alone show as well.
+# models here but ResNet-18: its BatchNorm over ten samples of one pixel amplifies rounding, to 5e-4. On an H200 cuDNN's
+# convolutions of images in colour are off by up to 1e-4. TF32, with 10 bits of fraction, is off by 8e-5 to 2e-3, which the
+# products alone show as well.
 EXACT = 1e-9
-SINGLE, DEEP = 5e-5, 1e-2
+SINGLE, DEEP = 3e-4, 1e-2
 # Products alone: float32 on a CPU is off by 6e-7, TF32 by 3e-4. The fast convolutions of a GPU are in between.
 PRODUCT = {"float64": 1e-12, "float32": 3e-5}
 TF32_OFF = 5e-3
