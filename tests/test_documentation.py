@@ -133,14 +133,15 @@ def lay_out_data() -> None:
     images, labels = random.integers(0, 256, (600, 28, 28), np.uint8), np.arange(600) % 10
     np.savez("mnist-6000.npz", x=images, y=labels)
     put_set(Path("data/MNIST/raw"), ("train", "t10k"), (list(range(10)) * 300, list(range(10)) * 20))
-    for folder in ("cifar10-6000", "cifar10-jpeg"):
+    for folder in ("cifar10-6000", "cifar10-12000", "cifar10-jpeg"):
         for k in range(10):
             Path(folder, str(k)).mkdir(parents=True)
             for n in range(60):
                 pixels = random.integers(0, 256, (32, 32, 3), np.uint8)
                 Path(folder, str(k), f"{n}.ppm").write_bytes(b"P6 32 32 255\n" + pixels.tobytes())
     put_pfllib(Path("MNIST"), side=28, num_classes=10, non_iid=True, balance=False, partition="dir", alpha=0.1)
-    for name in ("agnews-quick", "cifar10-6000", "mnist-6000", "honest-cifar10", "honest-agnews", "elastic-mnist", "agnews-2000"):
+    cifar10 = ("cifar10-6000", "cifar10-12000", "honest-cifar10")
+    for name in ("agnews-quick", "agnews-2000", "honest-agnews", "mnist-6000", "elastic-mnist", *cifar10):
         Path(f"{name}.db").write_bytes(lzma.decompress((ROOT / "reports" / f"{name}.db.xz").read_bytes()))
     for name in ("clients", "evidence"):
         Path(f"{name}.db").write_bytes(lzma.decompress((ROOT / "reports" / "digits.db.xz").read_bytes()))
