@@ -244,6 +244,7 @@ def test_workers_keep_their_checkpoints(shell: Shell, tmp_path: Path, whom: str)
         os.kill(pid, signal.SIGTERM)
     done = finish(process)
     assert "Traceback" not in done.err
+    assert done.err.count("Stopping after this step") == (whom != "a worker")
     assert done.code == (0 if whom == "a worker" else 143)
     assert rows("SELECT attempt, status FROM run") == [(1, "finished" if whom == "a worker" else "interrupted")] * 2
     kept = 0 if whom == "a worker" else 2
