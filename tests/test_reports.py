@@ -5,6 +5,7 @@ from __future__ import annotations
 import lzma
 import re
 import shlex
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,19 @@ def test_a_report_is_made_again_from_its_database(path: Path, shell: Shell, tmp_
     again = (tmp_path / "reports" / path.name).read_text(encoding="utf-8")
     assert MADE.sub("", again) == MADE.sub("", text)
     assert not re.search(r"total s|s/round|training time", text), "measured while other programs used the machine"
+
+
+def test_an_h200_has_the_numbers_of_a_cpu(tmp_path: Path) -> None:
+    """What benchmarks/NOTES.md says of them: torch 2.11 there, 2.13 here; there in captured steps, FedALA's seeds in a pack."""
+    found = []
+    for packed in (REPORTS / "agnews-2000.db.xz", ROOT / "benchmarks" / "h200" / "runs.db.xz"):
+        file = tmp_path / packed.stem
+        file.write_bytes(lzma.decompress(packed.read_bytes()))
+        query = """SELECT method, seed, round, accuracy, test_loss FROM round JOIN run ON run.id = run_id
+                   WHERE dataset LIKE 'agnews%' AND status = 'finished' AND round <= 100 AND accuracy IS NOT NULL"""
+        with sqlite3.connect(file) as database:
+            found.append({row[:3]: row[3:] for row in database.execute(query)})
+    cpu, gpu = found
+    assert len(gpu) == 4 * 11
+    assert all(accuracy == cpu[reading][0] for reading, (accuracy, _) in gpu.items())
+    assert max(abs(loss - cpu[reading][1]) for reading, (_, loss) in gpu.items()) < 2.1e-7
