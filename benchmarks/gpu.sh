@@ -6,7 +6,7 @@
 # It makes up data of the right shapes in OUT/data (600 MB, 1.3 GB in memory). Runs go to OUT/gpu.db, measurements to
 # OUT/bench-NAME.json, kernels and ways to convolve to OUT/kernels.json, the tables that it prints last to OUT/gpu.md, and all that is
 # said to OUT/gpu.log. Nothing stops at a failure: each step has its limit, and says so where it failed. Nothing else is needed but
-# the packages of pyproject.toml.
+# the packages of pyproject.toml. LIMIT: seconds of all (570); PATIENCE: seconds after which no further convolution is timed (60).
 # To try the script itself without a GPU:
 #     DEVICE=cpu SCALE=0.01 BETA=5 LIMIT=300 bash benchmarks/gpu.sh OUT
 set -uo pipefail

@@ -62,7 +62,7 @@ def _worker(queue: RunQueue, device: str, cores: int, place: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the command passes it on
     threading.Thread(target=_end_with_command, daemon=True).start()
     with interrupts.caught(last=True):
-        interrupts.stopping = b""  # the command says so, once for all
+        interrupts.stopping = b""  # the command itself answers the user
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupts.SIGNALS)
             work_alone(queue, device, cores, place)
