@@ -128,7 +128,10 @@ class Costs:
 
 
 class Flops:
-    """Adds up the FLOPs of requests. Samples pass layers that a phase does not change once in it: their features stay."""
+    """Adds up the FLOPs of requests. Samples pass layers that a phase does not change once in it: their features stay.
+
+    With BatchNorm they pass them every time, since a sample's features depend on its batch.
+    """
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
@@ -191,7 +194,7 @@ class Flops:
         return Flops(Costs(self.costs.flat.head_alone(), self.costs.head_input[0]))
 
     def _differentiate(self, plan: Plan, columns: slice, objective: Objective | None = None, references: int = 0) -> None:
-        frozen = self.costs.frozen(columns)
+        frozen = 0.0 if self.costs.flat.has_batch_norm else self.costs.frozen(columns)
         of_batch, of_sample = self.costs.gradient(columns, objective, references)
         self.own += int(plan.steps().sum()) * of_batch + _samples(plan) * (of_sample - frozen)
         if frozen:

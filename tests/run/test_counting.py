@@ -133,25 +133,25 @@ def test_of_an_embedding_only_the_rows_of_the_batch_move() -> None:
     assert found["evaluation"].bytes == 5 * (6 * 8 + 8) + FLOAT * (dense + 32)
 
 
-@pytest.mark.parametrize("name", rest_slow(methods.METHODS, "fedavg", "fedala", "fedrep", "apple", "pfedme"))
-def test_counted_is_what_a_real_round_takes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against PyTorch's count of a round that is really trained, but for the products with which models are aggregated."""
+@pytest.fixture
+def mean_without_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean of models as a sum, which PyTorch does not count; in place of a product, which it does."""
 
     def mean(fed: Federation, rows: Any, S: Any, aggregation: str = "weighted") -> Any:
         return rows.mean(0) if aggregation == "uniform" else (fed.shares(S).unsqueeze(1) * rows).sum(0)
 
     monkeypatch.setattr(Federation, "mean", mean)
+
+
+@pytest.mark.parametrize("name", rest_slow(methods.METHODS, "fedavg", "fedala", "fedrep", "apple", "pfedme"))
+@pytest.mark.usefixtures("mean_without_products")
+def test_counted_is_what_a_real_round_takes(name: str) -> None:
+    """Against PyTorch's count of a round that is really trained, but for the products with which models are aggregated."""
     chosen = methods.make(methods.spec(name, {}, None))
     fed = federation("mlp", "batched", n=(12, 6, 11), tests=(3, 2, 4), around=chosen.model)
     samples = fed.executor.samples  # type: ignore[attr-defined]
     counted = counting.count(chosen, fed, samples)
-    with FlopCounterMode(display=False) as counter:
-
-        class Counted(LoopExecutor):
-            flops = property(lambda _: counter.get_total_flops())  # type: ignore[assignment]
-
-        fed.executor = Counted(fed.flat, samples, workers=1)  # one thread: the count sees no other
-        real = steady_flops(chosen, fed)
+    real = really_counted(chosen, fed)
     assert set(counted) == set(real)
     more = {phase: real[phase] - work.flops for phase, work in counted.items()}
     if name in MIXING:
@@ -163,6 +163,16 @@ def test_counted_is_what_a_real_round_takes(name: str, monkeypatch: pytest.Monke
     assert counted["update"].bytes > 0
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedrep", "fedala"])
+@pytest.mark.usefixtures("mean_without_products")
+def test_with_batch_norm_frozen_layers_are_passed_in_every_epoch(name: str) -> None:
+    """Their outputs depend on the batch, so that no epoch can use the last one's; against PyTorch's count, as above."""
+    chosen = methods.make(methods.spec(name, {}, None))
+    fed = federation("batchnorm", "batched", n=(12, 6, 11), tests=(3, 2, 4))
+    counted = counting.count(chosen, fed, fed.executor.samples)  # type: ignore[attr-defined]
+    assert really_counted(chosen, fed) == {phase: work.flops for phase, work in counted.items()}
+
+
 @pytest.mark.parametrize("name", rest_slow(methods.METHODS, "fedala", "fedrep", "apple", "apfl", "fedcp"))
 def test_a_run_counts_the_same_while_it_trains(name: str) -> None:
     chosen = methods.make(methods.spec(name, {}, None))
@@ -171,6 +181,18 @@ def test_a_run_counts_the_same_while_it_trains(name: str) -> None:
     expected = counting.count(chosen, fed, samples)
     fed.executor = CountingExecutor(fed.executor, Flops(Costs(fed.flat, samples.batch(torch.zeros(2, dtype=torch.int64))[0])))
     assert steady_flops(chosen, fed) == {phase: pytest.approx(work.flops) for phase, work in expected.items()}
+
+
+def really_counted(method: Method, fed: Federation) -> dict[str, Any]:
+    """As `steady_flops`, by PyTorch's counter."""
+    with FlopCounterMode(display=False) as counter:
+
+        class Counted(LoopExecutor):
+            flops = property(lambda _: counter.get_total_flops())  # type: ignore[assignment]
+
+        samples = fed.executor.samples  # type: ignore[attr-defined]
+        fed.executor = Counted(fed.flat, samples, workers=1)  # one thread: the count sees no other
+        return steady_flops(method, fed)
 
 
 def steady_flops(method: Method, fed: Federation) -> dict[str, Any]:
