@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 import counting
@@ -19,6 +19,7 @@ from pflbench import methods
 from pflbench.contract.as_run import dealt
 from pflbench.contract.small import federation
 from pflbench.engine.federation import Federation
+from pflbench.engine.flat import Flat
 from pflbench.engine.loop_executor import LoopExecutor
 from pflbench.methods.base import Method
 from pflbench.methods.extended import ClassTargets
@@ -38,8 +39,6 @@ TRAINING = 3 * FORWARD - CONV_1
 HEAD = 512 * 10 + 10
 PARAMETERS = 32 * (3 * 25 + 1) + 64 * (32 * 25 + 1) + 512 * (1600 + 1) + HEAD
 MIXING = ("fedamp", "heurfedamp", "fedfomo", "apple", "elastic")  # by products of all models with weights, 2 C P FLOPs and more
-# FLOPs of the server's products with a part of the models: heads [3, 260] and statistics [3, 256]; bases [3, 832].
-OF_PARTS = {"fedpac": 2 * 3 * 3 * 260 + 2 * 3 * 256, "fedas": 2 * 3 * 832}
 SAMPLE = 3 * 32 * 32 + 8  # bytes: one for each value, and the label
 FLOAT = 4
 
@@ -143,12 +142,22 @@ def mean_without_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Federation, "mean", mean)
 
 
-@pytest.mark.parametrize("name", rest_slow(methods.METHODS, "fedavg", "fedala", "fedrep", "apple", "pfedme"))
+@pytest.mark.parametrize(
+    ("name", "model"),
+    rest_slow(
+        product(methods.METHODS, ("mlp", "batchnorm")),
+        *((name, "mlp") for name in ("fedavg", "fedala", "fedrep", "apple", "pfedme")),
+        ("fedrep", "batchnorm"),
+    ),
+)
 @pytest.mark.usefixtures("mean_without_products")
-def test_counted_is_what_a_real_round_takes(name: str) -> None:
-    """Against PyTorch's count of a round that is really trained, but for the products with which models are aggregated."""
+def test_counted_is_what_a_real_round_takes(name: str, model: str) -> None:
+    """Against PyTorch's count of a round that is really trained, but for the products with which models are aggregated.
+
+    With BatchNorm the outputs of frozen layers depend on the batch: every epoch passes them again.
+    """
     chosen = methods.make(methods.spec(name, {}, None))
-    fed = federation("mlp", "batched", n=(12, 6, 11), tests=(3, 2, 4), around=chosen.model)
+    fed = federation(model, "batched", n=(12, 6, 11), tests=(3, 2, 4), around=chosen.model)
     samples = fed.executor.samples  # type: ignore[attr-defined]
     counted = counting.count(chosen, fed, samples)
     real = really_counted(chosen, fed)
@@ -158,19 +167,9 @@ def test_counted_is_what_a_real_round_takes(name: str) -> None:
         assert {flops % (2 * fed.size * fed.flat.size) for flops in more.values()} == {0}
         assert min(more.values()) >= 0
     else:
-        assert set(more.values()) == {0, OF_PARTS.get(name, 0)}
+        assert set(more.values()) == {0, products_with_parts(fed.flat).get(name, 0)}
     assert counted["update"].flops > 0
     assert counted["update"].bytes > 0
-
-
-@pytest.mark.parametrize("name", ["fedavg", "fedrep", "fedala"])
-@pytest.mark.usefixtures("mean_without_products")
-def test_with_batch_norm_frozen_layers_are_passed_in_every_epoch(name: str) -> None:
-    """Their outputs depend on the batch, so that no epoch can use the last one's; against PyTorch's count, as above."""
-    chosen = methods.make(methods.spec(name, {}, None))
-    fed = federation("batchnorm", "batched", n=(12, 6, 11), tests=(3, 2, 4))
-    counted = counting.count(chosen, fed, fed.executor.samples)  # type: ignore[attr-defined]
-    assert really_counted(chosen, fed) == {phase: work.flops for phase, work in counted.items()}
 
 
 @pytest.mark.parametrize("name", rest_slow(methods.METHODS, "fedala", "fedrep", "apple", "apfl", "fedcp"))
@@ -181,6 +180,13 @@ def test_a_run_counts_the_same_while_it_trains(name: str) -> None:
     expected = counting.count(chosen, fed, samples)
     fed.executor = CountingExecutor(fed.executor, Flops(Costs(fed.flat, samples.batch(torch.zeros(2, dtype=torch.int64))[0])))
     assert steady_flops(chosen, fed) == {phase: pytest.approx(work.flops) for phase, work in expected.items()}
+
+
+def products_with_parts(flat: Flat) -> dict[str, int]:
+    """FLOPs of the server's products of weights with three clients' heads and statistics (FedPAC), or bases (FedAS)."""
+    head = flat.head.stop - flat.head.start
+    statistics = flat.classes * flat.width
+    return {"fedpac": 2 * 3 * 3 * head + 2 * 3 * statistics, "fedas": 2 * 3 * flat.head.start}
 
 
 def really_counted(method: Method, fed: Federation) -> dict[str, Any]:
