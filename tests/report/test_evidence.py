@@ -21,10 +21,10 @@ from pflbench.store.write import RoundRecord
 SAMPLES = 400
 
 
-def add(engine: Engine, method: str, *correct: int) -> None:
+def add(engine: Engine, method: str, *correct: int, rounds: int = 2000) -> None:
     """A run for each seed, with so many correct of SAMPLES, which two clients share."""
     for seed, number in enumerate(correct):
-        run = write.create_run(engine, spec(method, seed), {})
+        run = write.create_run(engine, spec(method, seed, rounds=rounds), {})
         write.update_run(engine, run, status="finished")
         half = {"clients": np.arange(2), "correct": np.array([number, 0]), "loss": np.ones(2)}
         write_round(engine, run, RoundRecord(round=1, accuracy=number / SAMPLES, total=np.array([SAMPLES, 0]), **half))
@@ -103,6 +103,16 @@ def test_every_form_has_the_verdict(engine: Engine) -> None:
     for form in FORMATS:
         assert "confirmed" in render(build(engine).grid(), form), form
     assert "of 2 claims 1 confirmed, 1 not resolvable" in render(build(engine).grid())
+
+
+def test_a_setting_without_a_pair_has_a_note_and_no_column(engine: Engine) -> None:
+    add(engine, "fedala", 360)
+    add(engine, "fedavg", 300)
+    add(engine, "fedala", 360, rounds=60)
+    table = build(engine)
+    assert [note for note in table.notes if "60 rounds: no claim has runs of both its methods." in note]
+    assert "60 rounds" not in str([column.head for column in table.grid().columns])
+    assert "2000 rounds" in str([column.head for column in table.grid().columns])
 
 
 def test_nothing_to_compare(engine: Engine) -> None:

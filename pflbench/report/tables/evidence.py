@@ -98,7 +98,8 @@ class EvidenceTable:
         sources = Column(("source",), tuple(CellText(claim.source) for claim in self.claims))
         printed = Column(("printed, points", "(settings)"), tuple(CellText(_span(claim.printed)) for claim in self.claims))
         columns = [sources, printed]
-        for j, setting in enumerate(self.found.settings):
+        for j in sorted({j for _, j in self.findings}):
+            setting = self.found.settings[j]
             here = [self.findings.get((i, j)) for i in range(len(self.claims))]
             gaps = [CellText(f"{one.gap:+.2f} ± {one.resolution:.2f}", runs=one.runs) if one else CellText("") for one in here]
             verdicts = [CellText(one.verdict if one else "not run") for one in here]
@@ -147,7 +148,8 @@ class EvidenceTable:
     def _tally(self, j: int) -> str:
         here = Counter(one.verdict for (_, k), one in self.findings.items() if k == j)
         verdicts = ", ".join(f"{number} {verdict}" for verdict, number in sorted(here.items()))
-        return f"{self.found.settings[j].title}: of {counted(here.total(), 'claim')} {verdicts}."
+        said = f"of {counted(here.total(), 'claim')} {verdicts}" if here else "no claim has runs of both its methods"
+        return f"{self.found.settings[j].title}: {said}."
 
 
 def build(engine: Engine, filters: Filters = Filters(), *, round_rule: str = "best") -> EvidenceTable:
