@@ -148,8 +148,8 @@ class EvidenceTable:
     def _tally(self, j: int) -> str:
         here = Counter(one.verdict for (_, k), one in self.findings.items() if k == j)
         verdicts = ", ".join(f"{number} {verdict}" for verdict, number in sorted(here.items()))
-        said = f"of {counted(here.total(), 'claim')} {verdicts}" if here else "no claim has runs of both its methods"
-        return f"{self.found.settings[j].title}: {said}."
+        tally = f"of {counted(here.total(), 'claim')} {verdicts}" if here else "no claim has runs of both its methods"
+        return f"{self.found.settings[j].title}: {tally}."
 
 
 def build(engine: Engine, filters: Filters = Filters(), *, round_rule: str = "best") -> EvidenceTable:
