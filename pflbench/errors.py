@@ -50,7 +50,7 @@ class Diverged(UserError):
 def unknown(kind: str, name: str, valid: Iterable[str]) -> UserError:
     """An error for a name that is not in a table of contents: offers the nearest valid name, then all of them."""
     names = sorted(valid)
-    near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    near = get_close_matches(name.lower(), names, n=1, cutoff=0.65)
     suggestion = f" Did you mean '{near[0]}'?" if near else ""
     return UserError(f"Unknown {kind} '{name}'.{suggestion}", f"Valid: {', '.join(names)}.")
 

@@ -20,7 +20,7 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 GRACE = 3.0  # seconds
 DELIBERATE = 1.0  # seconds: programs that pass Ctrl-C on, such as make, send it twice at once
 _UNTOUCHED = (signal.SIG_DFL, signal.default_int_handler)
-_STOPPING = b"\nStopping after this step and keeping a checkpoint. Ctrl-C again stops at once.\n"
+_STOPPING = b"\nStopping after this step; a run that trains keeps a checkpoint. Ctrl-C again stops at once.\n"
 _STOPPED = b"\nStopped at once. The same command continues after the last checkpoint.\n"
 _SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it
 

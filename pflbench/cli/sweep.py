@@ -30,11 +30,17 @@ if TYPE_CHECKING:
 _MAIN = {**o.without(o.MAIN, "seed"), "methods": o.MAIN["methods"].replace(default=[])}
 
 
+def _is_file(argument: str) -> bool:
+    """Whether it is meant as a file, not as a misspelt command."""
+    return bool(Path(argument).suffix) or Path(argument).exists()
+
+
 class _Commands(TyperGroup):
     """`run` is the default command: `pflbench sweep heads.yaml`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
+        first = args[0] if args else "-h"
+        if first not in self.commands and first not in ("--help", "-h") and (first.startswith("-") or _is_file(first)):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 

@@ -6,6 +6,7 @@ import csv
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import shorten
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from pflbench.data import text
 from pflbench.data.base import Damaged, Source
 from pflbench.data.content import checksum
 from pflbench.errors import UserError
+
+_NUMBER = re.compile(r"-?\d{1,18}")
 
 
 def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -49,6 +52,11 @@ def _read(path: Path) -> text.Labelled:
     classes = sorted(set(labels), key=_by_number)
     if len(classes) < 2:
         raise UserError(f"{path} has {len(texts)} texts of {len(classes)} classes.", "Expected two classes or more.")
+    if columns is None and labels.count(labels[0]) == 1 and not _NUMBER.fullmatch(labels[0]):
+        raise UserError(
+            f"{path}: no other line has the label of the first, '{shorten(labels[0], 40)}': it looks like a header, or a text.",
+            "Expected a header with `label` and `text`, or no header and the label first in every line.",
+        )
     index = {name: i for i, name in enumerate(classes)}
     y = np.array([index[label] for label in labels], np.int64)
     # Only the partition `natural` needs owners: a line without one is no error here.
@@ -58,7 +66,7 @@ def _read(path: Path) -> text.Labelled:
 
 def _by_number(label: str) -> tuple[int, int, str]:
     """Sorts numbers by value before everything else. What is too long for a number that anybody counts with is text."""
-    return (0, int(label), "") if re.fullmatch(r"-?\d{1,18}", label) else (1, 0, label)
+    return (0, int(label), "") if _NUMBER.fullmatch(label) else (1, 0, label)
 
 
 CSV = Source(

@@ -288,7 +288,7 @@ def seed_list(wanted: RunOptions) -> list[int]:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not first <= last < first + MAX_SEEDS:
             raise UserError(
-                f"--seeds {wanted.seeds}: '{part}' is no seed, and no range of at most {MAX_SEEDS}.", "Write 0-4 or 0,2,5."
+                f"--seeds {wanted.seeds}: '{part}' is no seed, and no rising range of at most {MAX_SEEDS}.", "Write 0-4 or 0,2,5."
             )
         found.update(dict.fromkeys(range(first, last + 1)))
     return list(found)

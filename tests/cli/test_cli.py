@@ -207,6 +207,8 @@ def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
 
 def test_wrong_use_is_told_in_two_lines(shell: Shell) -> None:
     assert "Did you mean 'table'" in shell.refused("tabel")
+    assert "'status'" in shell.refused("sweep", "statsu", "tiny")
+    assert "missing.yaml" in shell.refused("sweep", "missing.yaml")
     assert "--rounds" in shell.refused("run", "--roundz", "3")
     assert "'--method'" in shell.refused("run")
     assert "a whole number" in shell.refused("run", "-m", "fedavg", "--rounds", "x")

@@ -136,6 +136,9 @@ def test_a_cache_of_a_version_without_owners_hides_none(tmp_path: Path) -> None:
         ("label,text\npos,fine\nneg\n", "line 3: 1 columns"),
         (b"pos,caf\xe9\nneg,tea\n", "utf-8"),
         ("pos,one\npos,two\n", "2 texts of 1 classes"),
+        ("sentence,category\nso good,pos\nso bad,neg\n", "no other line has the label of the first, 'sentence'"),
+        ("category,sentence\npos,so good\nneg,so bad\npos,fine\n", "the label of the first, 'category'"),
+        ("label,sentence\npos,so good\nneg,so bad\n", "the label of the first, 'label'"),
         ("", "0 texts of 0 classes"),
     ],
 )
