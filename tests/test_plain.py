@@ -158,5 +158,8 @@ def test_codes_in_a_foreign_database_reach_no_terminal(shell: Shell, tmp_path: P
         done = shell(*command)
         assert not CODES.search(done.out + done.err), command
     assert not CODES.search(warnings.formatwarning(f"Glyph of {EVIL} missing", UserWarning, "text.py", 1))
+    once = warnings.formatwarning
+    shell("methods", "list")
+    assert warnings.formatwarning is once, "not wrapped anew by every command of a process"
     for file in ("r.html", "c.svg", "c.caption.txt"):
         assert not CODES.search(Path(file).read_text()), file

@@ -23,6 +23,12 @@ _PIPED_WIDTH = 500
 
 BROKEN_PIPE = 141  # as shells report a program that SIGPIPE ended
 
+_plain_warning = warnings.formatwarning
+
+
+def _printable_warning(*parts: Any, **more: Any) -> str:
+    return printable(_plain_warning(*parts, **more))
+
 
 def prepare_streams() -> None:
     """What a stream's encoding lacks, and bytes of a file's name that are no text, are printed as escapes, not refused.
@@ -30,8 +36,7 @@ def prepare_streams() -> None:
     A stream that was closed before the program began takes everything and keeps nothing. Python's warnings are printable:
     Matplotlib's quote the text that a font lacks.
     """
-    plain_format = warnings.formatwarning
-    warnings.formatwarning = lambda *parts, **more: printable(plain_format(*parts, **more))
+    warnings.formatwarning = _printable_warning
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:

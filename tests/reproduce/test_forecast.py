@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.command import Shell, rows
 from support.report_database import add_run, spec
@@ -31,11 +32,19 @@ def test_a_measurement_changes_no_number(shell: Shell, monkeypatch: pytest.Monke
     told = shell(*RUN, "--workers", "1", "--db", "told.db")
     assert "Note: 1 run ahead, about" in told.err
     assert "measured on a few batches" in told.err
-    assert "pflbench run -m fedala -d digits --rounds 20" in told.err
+    assert "Quick:" not in told.err, "the digits are the quick alternative"
     assert told.out == plain.out
     losses = "SELECT round, accuracy, test_loss, train_loss FROM round ORDER BY round"
     assert rows(losses, "told.db") == rows(losses, "plain.db")
     assert "Note" not in shell(*RUN[:-1], "1", "--workers", "1", "--db", "quiet.db", "--quiet").err
+
+
+def test_the_digits_are_offered_instead_of_other_data(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecast, "SMALL_WORK", 0)
+    monkeypatch.setattr(forecast, "LONG", 0)
+    np.savez("own.npz", x=np.zeros((400, 4), np.float32), y=np.arange(400) % 2)
+    told = shell("run", "-m", "fedavg", "-d", "npz:own.npz", "--clients", "4", "-p", "iid", "--rounds", "1")
+    assert "pflbench run -m fedavg -d digits --rounds 20" in told.err
 
 
 def test_what_the_database_knows_is_not_measured_again(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
