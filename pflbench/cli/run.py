@@ -214,9 +214,10 @@ def _tell_ahead(
     names = " ".join(f"-m {name}" for name in dict.fromkeys(spec.method.name for spec in specs))
     rounds = sum(spec.train.rounds for spec in specs) / len(specs)
     fewer = f" --rounds 20 takes about {duration(found.seconds * 20 / rounds)}." if found.seconds and rounds > 20 else ""
-    digits = f" On the embedded digits, in seconds: pflbench run {names} -d digits --rounds 20"
-    if offered := fewer + digits * any(spec.data.name != "digits" for spec in specs):
-        message(f"Quick:{offered}")
+    on_others = any(spec.data.name != "digits" for spec in specs)
+    digits = f" On the embedded digits, in seconds: pflbench run {names} -d digits --rounds 20" if on_others else ""
+    if fewer or digits:
+        message(f"Quick:{fewer}{digits}")
 
 
 def execution(given: o.Given) -> Execution:

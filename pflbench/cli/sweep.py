@@ -39,8 +39,8 @@ class _Commands(TyperGroup):
     """`run` is the default command: `pflbench sweep heads.yaml`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        first = args[0] if args else "-h"
-        if first not in self.commands and first not in ("--help", "-h") and (first.startswith("-") or _is_file(first)):
+        own = {*self.commands, "--help", "-h"}
+        if args and args[0] not in own and (args[0].startswith("-") or _is_file(args[0])):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pflbench.data import images
-from pflbench.data.base import IMAGE_RATE, Defaults, Source
+from pflbench.data import images, npz
+from pflbench.data.base import Source
 from pflbench.data.images import Listing, is_image
 from pflbench.errors import UserError
 
@@ -81,5 +81,5 @@ FOLDER = Source(
     "own images, one folder per class",
     content=lambda path, root, progress: images.content(listing(path), root, progress),
     load=lambda path, root, progress: images.load(listing(path), root, progress),
-    defaults=lambda path, root: Defaults("cnn", IMAGE_RATE, classes_per_client=2),
+    defaults=lambda path, root: npz.defaults_of((1, *images.shape(listing(path)))),
 )

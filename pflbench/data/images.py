@@ -83,6 +83,11 @@ def digests(listing: Listing, progress: Progress | None) -> list[tuple[int, str]
     return [one for some in _parallel(_digests, jobs, "hashing images", listing, progress) for one in some]
 
 
+def shape(listing: Listing) -> tuple[int, ...]:
+    """[3, h, w] of the first image, whose size all have. Raises UserError if it cannot be decoded."""
+    return _decode(listing.root, listing.files[0], None, listing.size)[0].shape
+
+
 def load(listing: Listing, root: Path, progress: Progress | None) -> Arrays:
     """All images, uint8 [n, c, h, w]: c = 1 if every image is greyscale and none is scaled, else 3 (greyscale ones become RGB).
 
@@ -107,12 +112,12 @@ def _digests(job: tuple[Path, Sequence[str]]) -> list[tuple[int, str]]:
 
 
 def _decode_all(listing: Listing, path: Path, progress: Progress | None) -> None:
-    first, _ = _decode(listing.root, listing.files[0], None, listing.size)
-    jobs = [(listing.root, names, first.shape, listing.size) for names in _chunks(listing.files)]
+    each = shape(listing)
+    jobs = [(listing.root, names, each, listing.size) for names in _chunks(listing.files)]
     grey = listing.size is None
     # Ordinary writes, not a memory map: a full disk then is an error, not a SIGBUS.
     with path.open("wb") as file:
-        header = {"descr": "|u1", "fortran_order": False, "shape": (len(listing.files), *first.shape)}
+        header = {"descr": "|u1", "fortran_order": False, "shape": (len(listing.files), *each)}
         np.lib.format.write_array_header_1_0(file, header)
         for x, is_grey in _parallel(_decode_chunk, jobs, "decoding images", listing, progress):
             file.write(x.data)

@@ -56,6 +56,13 @@ def test_plain_class_folders_in_order_of_names(tmp_path: Path) -> None:
         np.testing.assert_array_equal(arrays.x[i], expected[place].transpose(2, 0, 1))
 
 
+@pytest.mark.parametrize(("size", "model"), [(15, "mlp"), (16, "cnn")])
+def test_the_default_model_follows_the_size(size: int, model: str, tmp_path: Path) -> None:
+    for name in "ab":
+        put(tmp_path / "pets" / name / "0.png", pixels(0, size=size))
+    assert data.defaults(data.parse(f"folder:{tmp_path / 'pets'}", tmp_path), tmp_path).model == model
+
+
 @pytest.mark.parametrize("inner", ["", "images"])
 @pytest.mark.parametrize("held_out", ["test", "val"])
 def test_split_folders_are_merged_train_first(inner: str, held_out: str, tmp_path: Path) -> None:

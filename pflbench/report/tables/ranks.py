@@ -136,7 +136,8 @@ def build(engine: Engine, filters: Filters = Filters(), *, round_rule: str = "be
     rows, full = _complete(found)
     if len(rows) < _ROWS or len(full) < _SETTINGS:
         raise NothingYet(
-            f"Ranks need three rows with runs in the same two settings; here {len(rows)} rows have {len(full)} in common.",
+            f"Ranks need three rows with runs in the same two settings; "
+            f"here: {counted(len(rows), 'row')}, {counted(len(full), 'setting')} in common.",
             "Choose methods that were run in the same settings with -m: `pflbench table accuracy` shows which.",
         )
     values = {run.id: run.value for run in found.runs}
