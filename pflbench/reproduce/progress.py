@@ -18,7 +18,7 @@ from pflbench.report.paper import seconds_per_iteration
 from pflbench.report.papermap import EXHIBITS
 from pflbench.reproduce.goal import Goal, Wanted, goals
 from pflbench.run.plan import warnings
-from pflbench.spec import RunSpec
+from pflbench.spec import Pfllib, RunSpec
 from pflbench.store import arrays
 from pflbench.store.rounds import Speed, speeds
 from pflbench.store.runs import ALL, Run, attempts
@@ -197,9 +197,10 @@ def look(goal: Goal, wanted: Sequence[Wanted], engine: Engine, data_dir: Path, p
 
 
 def lacking(specs: Sequence[RunSpec], data_dir: Path, progress: data.Progress | None = None) -> dict[str, UserError]:
-    """The datasets of the runs that cannot be read, with the reason."""
+    """The datasets of the runs that cannot be read, with the reason. A PFLlib folder brings its own, which the plan has read."""
+    needed = {spec.data.label: spec.data for spec in specs if not isinstance(spec.partition, Pfllib)}
     found = {}
-    for label, source in {spec.data.label: spec.data for spec in specs}.items():
+    for label, source in needed.items():
         try:
             data.load(source, data_dir, progress)
         except UserError as error:
