@@ -28,7 +28,7 @@ DATASETS: dict[str, Dataset] = {d.name: d for d in (DIGITS, MNIST, FASHIONMNIST,
 SOURCES: dict[str, Source] = {s.name: s for s in (FOLDER, DOMAINS, NPZ, CSV, LEAF, PYTHON)}
 
 
-def parse(text: str, root: Path, progress: Progress | None = None) -> DataSpec:
+def parse(text: str, root: Path) -> DataSpec:
     """A dataset's name, with a variant behind a colon or not, or own data: `folder:PATH`, `npz:PATH`, `csv:PATH`,
     `leaf:PATH`, `domains:PATH@SIZE`, `FILE.py:NAME`.
 
@@ -38,13 +38,13 @@ def parse(text: str, root: Path, progress: Progress | None = None) -> DataSpec:
     """
     if (at := own.place(text)) is not None:
         plugins.named("dataset", text, text in DATASETS or text in SOURCES)
-        return DataSpec(name=PYTHON.name, path=at, content=PYTHON.content(Path(at), root, progress))
+        return DataSpec(name=PYTHON.name, path=at, content=PYTHON.content(Path(at), root, None))
     name, _, rest = text.partition(":")
     if name in SOURCES:
-        return _own(SOURCES[name], rest, root, progress)
+        return _own(SOURCES[name], rest, root)
     spec = named(text)
     try:
-        found = identify(spec, root, progress)
+        found = identify(spec, root)
     except UserError:
         return spec
     return spec if found is None else spec.model_copy(update={"content": found.in_key})
@@ -192,13 +192,13 @@ def _dataset(name: str) -> Dataset:
     return DATASETS[name]
 
 
-def _own(source: Source, text: str, root: Path, progress: Progress | None) -> DataSpec:
+def _own(source: Source, text: str, root: Path) -> DataSpec:
     if not text:
         raise UserError(f"'{source.name}:' needs a path.", f"For example {source.name}:path/to/data.")
     path = Path(text).expanduser().absolute()
     path = path.resolve() if ".." in path.parts else path
     _must_exist(source, path)
-    return DataSpec(name=source.name, path=str(path), content=source.content(path, root, progress))
+    return DataSpec(name=source.name, path=str(path), content=source.content(path, root, None))
 
 
 def _must_exist(source: Source, path: Path) -> None:

@@ -23,7 +23,7 @@ HINT = "Expected PATH/<domain>/<class>/<image>, with two domains and two classes
 def split(path: Path) -> tuple[Path, int]:
     """The folder and the size. Raises UserError for a size out of range."""
     name, at, size = path.name.rpartition("@")
-    if not (name and at and size.isdecimal()):
+    if not (name and at and size.isdecimal()) or path.is_dir():
         return path, SIZE
     if not 1 <= int(size) <= LARGEST:
         raise UserError(f"{path}: images cannot be scaled to {size} pixels.", f"Expected 1 to {LARGEST}.")

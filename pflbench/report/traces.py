@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -161,8 +162,9 @@ def lettered(titles: Sequence[str]) -> str:
 
 
 def with_letters(titles: Sequence[str]) -> list[str]:
-    """['(a) MNIST', '(b) Cifar10']; one has no letter."""
-    return [f"({chr(ord('a') + k)}) {title}".rstrip() for k, title in enumerate(titles)] if len(titles) > 1 else list(titles)
+    """['(a) MNIST', '(b) Cifar10'], after (z) comes (aa); one has no letter."""
+    letters = [first + second for first in ("", *ascii_lowercase) for second in ascii_lowercase]
+    return [f"({of}) {title}".rstrip() for of, title in zip(letters, titles, strict=False)] if len(titles) > 1 else list(titles)
 
 
 def of_runs(runs: Sequence[int]) -> str:

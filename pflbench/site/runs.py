@@ -18,7 +18,7 @@ from pflbench.report.figures import run as run_figures
 from pflbench.report.tables.overhead import TOLERANCE
 from pflbench.store import arrays, rounds
 from pflbench.store.rounds import Cost
-from pflbench.store.runs import Result, RoundRule, Run, RunScope, with_current_status
+from pflbench.store.runs import ALL, Result, RoundRule, Run, with_current_status
 from pflbench.store.runs import results as stored_results
 
 _LISTED = {"method.name", "method.version", "train.rounds", "seed", "data", "partition", "model"}  # in columns of the list itself
@@ -84,7 +84,7 @@ def pages(engine: Engine, lines: Collection[RunLine], chosen: Collection[int]) -
 
 def page(engine: Engine, run_id: int) -> dict[str, Any]:
     """The content of one run's page. Raises UserError if there is no such run."""
-    results = stored_results(engine, RunScope(), RoundRule("best"))
+    results = stored_results(engine, ALL, RoundRule("best"))
     lines = [line for line in listed(engine, results) if line.info.id == run_id]
     for _, content in pages(engine, lines, [run_id]):
         return content

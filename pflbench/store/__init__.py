@@ -1,1 +1,1 @@
-"""The results database, the only place with SQL: `db` opens it, `write` fills it, `read` answers reports."""
+"""The results database, the only place with SQL: `database` opens it, `write` fills it, the others read it."""

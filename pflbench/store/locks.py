@@ -26,7 +26,7 @@ PATIENCE = 0.5  # seconds: `presence` holds a lock only for a moment
 
 
 def folder(database: Path | None) -> Path:
-    """The folder of a database's locks and checkpoints: beside the SQLite file, else in the working directory.
+    """The folder of a database's locks and checkpoints: beside the SQLite file; without one, in the working directory.
 
     Of a symbolic link, beside its target: both are names of the same database.
     """

@@ -44,7 +44,7 @@ def curves(engine: Engine, run_ids: Collection[int], metric: str) -> dict[int, C
 
 
 def by_measure(engine: Engine, results: Sequence[Result], metric: str, rule: RoundRule) -> list[Result]:
-    """The results by a measure instead of accuracy, one of TITLES; runs without it are left out.
+    """The results by a measure instead of accuracy, one of TITLES, without `best`; runs without it are left out.
 
     The rule is that of accuracy, over the rounds in which the measure was computed: of `best` the most accurate of them counts.
     """
@@ -69,5 +69,5 @@ def by_measure(engine: Engine, results: Sequence[Result], metric: str, rule: Rou
             best = int(np.nanargmax(judged))
             chosen = slice(best, best + 1)
         values, at = curve.accuracy[chosen], curve.round[chosen]
-        found.append(replace(result, value=float(values.mean()), round=int(at[-1]), used=len(values)))
+        found.append(replace(result, value=float(values.mean()), round=int(at[-1]), used=len(values), best=None))
     return found

@@ -186,10 +186,12 @@ def second_series(engine: Engine, run_id: int) -> tuple[SecondSeries, ...]:
 
 def by_series(engine: Engine, results: Sequence[Result], name: str, selection: RoundRule) -> list[Result]:
     """The results by the named series instead of the headline, under the same rule; runs without that series are left out."""
-    columns = runs.counted(selection, SeriesRow, SeriesRow.name == name)
-    query = select(RunRow.id, *columns).where(RunRow.id.in_([result.id for result in results]))
+    value, t, used = runs.counted(selection, SeriesRow, SeriesRow.name == name)
+    best, _, _ = runs.counted(RoundRule(at=selection.at), SeriesRow, SeriesRow.name == name)
+    query = select(RunRow.id, value.label("value"), t.label("round"), used.label("used"), best.label("best"))
+    query = query.where(RunRow.id.in_([result.id for result in results]))
     with reading(engine) as c:
-        found = {run: {"value": value, "round": t, "used": used} for run, value, t, used in c.execute(query) if t is not None}
+        found = {row["id"]: row for row in c.execute(query).mappings() if row["round"] is not None}
     return [replace(result, **found[result.id]) for result in results if result.id in found]
 
 

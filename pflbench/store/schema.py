@@ -186,7 +186,7 @@ class RoundRow(Base):
     val_accuracy: Mapped[float | None]  # as accuracy, on the clients' validation samples (`run --val-share`)
     val_loss: Mapped[float | None]
     seconds_simulated: Mapped[float | None]  # what the round would take the simulated devices and networks of its clients
-    flops: Mapped[int | None] = mapped_column(BigInteger)  # of reception and update, all clients together (run.counting)
+    flops: Mapped[int | None] = mapped_column(BigInteger)  # of reception and update, all clients together (run.flops)
 
 
 class ClientRoundRow(Base):

@@ -53,6 +53,9 @@ def test_size_and_domains_enter_the_hash(tmp_path: Path) -> None:
     assert specs[2].label == "domains:office@8"
     assert [data.load(spec, tmp_path).x.shape[-1] for spec in specs] == [32, 32, 8]
     assert [data.defaults(spec, tmp_path).model for spec in specs] == ["cnn", "cnn", "mlp"]
+    (tmp_path / "office").rename(tmp_path / "office@8")
+    assert data.parse(f"domains:{tmp_path}/office@8", tmp_path).content == specs[0].content, "a folder's own name"
+    (tmp_path / "office@8").rename(tmp_path / "office")
     (tmp_path / "office" / "dslr").rename(tmp_path / "office" / "e")
     assert data.parse(f"domains:{tmp_path}/office", tmp_path).content != specs[0].content
 

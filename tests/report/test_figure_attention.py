@@ -14,6 +14,7 @@ from support.pages import PAGES, contrast, only
 from pflbench.errors import UserError
 from pflbench.report.figures import attention
 from pflbench.report.traces import GREY
+from pflbench.store import partitions
 from pflbench.store.partitions import PartitionRecord
 
 
@@ -33,6 +34,18 @@ def test_the_attention_matrix_is_drawn_in_the_order_of_the_groups(engine: Engine
     assert " ".join(ax.get_title().split()) == "FedAMP: MNIST, Pathological(2), after round 1"
     assert [text.get_text() for text in ax.get_yticklabels()] == ["0, 1", "2, 3"]
     assert ax.get_ylabel() == "Group: its classes"
+
+
+def test_new_clients_have_their_part_of_the_groups(engine: Engine) -> None:
+    """Six clients in three groups of two; the last two are new and have not trained."""
+    scheme = {"scheme": "groups", "groups": 3, "clients": 6}
+    counts = np.repeat(9 * np.eye(3, dtype=int) + 1, 2, axis=0)
+    record = PartitionRecord("b" * 64, "groups", "Groups(3)", "mnist", scheme, list("abc"), counts, 0 * counts)
+    weights = np.full((4, 4), 0.1)
+    add(engine, "fedamp", [{"attention": weights}], partition=partitions.save(engine, record), scheme=scheme)
+    drawing = attention.plot(engine, round=0)
+    assert [text.get_text() for text in drawing.figure.axes[0].get_xticklabels()] == list("0123")
+    assert "on own group 33 % (by chance 33 %)" in drawing.caption
 
 
 def test_how_well_attention_tells_the_groups() -> None:

@@ -48,6 +48,7 @@ def test_the_best_round_is_the_most_accurate_of_those_measured(ran: Shell) -> No
     document = parsed(ran("table", "accuracy", "--metric", "auc", "--json"))
     found = {record["runs"][0]: record["mean"] for record in document["cells"]}
     assert found == {run: pytest.approx(100 * measured[run, -minus]) for run, (_, minus) in best.items()}
+    assert {record["optimism"] for record in document["cells"]} == {None}, "which is of accuracy"
 
 
 def test_curves_have_a_line_for_each_run_that_measured(ran: Shell, tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ def test_another_machine_or_load_is_marked_from_the_record(engine: Engine) -> No
         "local": ("AMD EPYC", {"cores": 2, "command": "pflbench sweep make study.yaml"}),
         "fedamp": ("AMD EPYC", {"cores": 2, "command": command, "pack": {"runs": 3}}),
         "apple": ("AMD EPYC", {"cores": 2, "command": command}),
+        "fedfomo": ("AMD EPYC", {"cores": 2, "command": "pflbench tune --method fedfomo"}),
     }
     for method, (device, environment) in made.items():
         write.update_run(engine, add(engine, method, [(0.5, 1, 2)]), device=device, environment=environment)
@@ -142,6 +143,7 @@ def test_another_machine_or_load_is_marked_from_the_record(engine: Engine) -> No
         "fedprox": "AMD EPYC, 8 cores, 1 run at a time",
         "fedala": "AMD EPYC, 2 cores, 4 runs at a time",
         "local": "AMD EPYC, 2 cores, several runs at a time",
+        "fedfomo": "AMD EPYC, 2 cores, several runs at a time",
         "fedamp": "AMD EPYC, 2 cores, 1 run at a time, 3 seeds together",
     }
     assert "Made on: AMD EPYC, 2 cores, 1 run at a time." in table.notes

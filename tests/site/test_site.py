@@ -208,6 +208,8 @@ def test_clients_and_arrays_of_a_run(engine: Engine) -> None:
     assert runs.page(engine, RUNNING)["facts"][0] == ["Rounds", "2 of 9, best 70.00 % after round 1, now 65.00 %"]
     with pytest.raises(UserError, match="No run '99'"):
         runs.page(engine, 99)
+    write.update_run(engine, run, environment={"scale": "smoke"})
+    assert runs.page(engine, run)["id"] == run, "`serve --smoke` lists it"
 
 
 def test_which_runs_get_a_page(stored: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

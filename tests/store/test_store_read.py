@@ -174,5 +174,5 @@ def test_a_run_counts_by_its_series_under_the_same_rule(
     add_run(engine, spec("fedavg"), [0.9])
     (found,) = rounds.by_series(engine, runs.results(engine, ALL, rule), "central", rule)
     assert isinstance(found, Result)
-    assert (found.id, found.round, found.used) == (run, at, used)
+    assert (found.id, found.round, found.used, found.best) == (run, at, used, 0.6)
     assert found.value == pytest.approx(value)

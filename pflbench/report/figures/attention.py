@@ -115,15 +115,15 @@ def load(engine: Engine, of: Observed, t: int | None = None) -> Attention:
         raise UserError(f"Run {of.run.id} has no partition to order its clients by.", "Leave it out with --method.")
     partition, t = partitions.find(engine, of.run.partition), of.rounds[-1] if t is None else t
     weights = arrays.read(engine, of.run.id, of.name, [t])[t].astype(np.float64)
-    training = slice(len(weights))  # new clients, which never train, are the last of the partition
-    partition = replace(partition, train=partition.train[training], test=partition.test[training])
     sizes = np.abs(weights)
     np.fill_diagonal(weights, np.nan)
     np.fill_diagonal(sizes, 0)
     total = np.nansum(sizes, axis=1)
     shares: Matrix = weights / np.where(total > 0, total, 1)[:, None]
 
+    training = slice(len(weights))  # new clients, which never train, are the last of the partition
     grouped = groups(partition)
+    grouped = replace(grouped, of=grouped.of[training])
     same = grouped.of[:, None] == grouped.of[None, :]
     inside = np.nansum(np.abs(shares) * same, axis=1)[total > 0].mean() if (total > 0).any() else 0.0
     by_chance = ((same.sum(axis=1) - 1) / max(1, len(same) - 1)).mean()
@@ -131,7 +131,7 @@ def load(engine: Engine, of: Observed, t: int | None = None) -> Attention:
         f"weight on others {np.nanmedian(sizes.sum(axis=1)):.2g}, on own group {100 * inside:.0f} % "
         f"(by chance {100 * by_chance:.0f} %), ARI {recovered(shares, grouped.of):.2f}"
     )
-    held = partition.train + partition.test
+    held = (partition.train + partition.test)[training]
     order = np.lexsort((-held.max(axis=1) / held.sum(axis=1), grouped.of))
     place = np.ix_(order, order)
     return Attention(of, t, order.tolist(), weights[place], shares[place], grouped, measured)

@@ -89,6 +89,7 @@ def make(
     runs: Sequence[Result], wanted: stats.Statistics, paper: PrintedValue | None = None, differences: tuple[str, ...] = ()
 ) -> Cell:
     values = tuple(100 * run.value for run in runs if run.value is not None)
+    above = [100 * (run.best - run.value) for run in runs if run.best is not None and run.value is not None]
     return Cell(
         mean=float(np.mean(values)),
         std=stats.deviation(values, wanted.std),
@@ -100,7 +101,7 @@ def make(
         paper=paper,
         differences=differences,
         used=min(run.used for run in runs),
-        optimism=float(np.mean([100 * (run.best - run.value) for run in runs if run.best is not None and run.value is not None])),
+        optimism=float(np.mean(above)) if above else None,
         made=tuple(map(made_on, runs)),
         interval=None if wanted.ci is None else stats.interval(values, wanted.ci),
     )

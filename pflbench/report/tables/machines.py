@@ -17,7 +17,7 @@ def made_on(run: Result) -> str:
     """The machine of a run and its load, of the record: 'AMD EPYC, 2 cores, 1 run at a time'."""
     command = str(run.environment.get("command", ""))
     asked = re.search(r"(?<!\S)(?:--jobs[ =]|-j ?)(\w+)", command)
-    jobs = asked[1] if asked else "auto" if " sweep " in command else "1"
+    jobs = asked[1] if asked else "auto" if re.search(r" (sweep|tune) ", command) else "1"
     packed = run.environment.get("pack", {}).get("runs", 1)
     load = labels.counted(int(jobs), "run") if jobs.isdigit() else "several runs"
     return ", ".join([
