@@ -336,9 +336,10 @@ class RunSpec(Spec):
         if self.training_clients < 1:
             raise ValueError(f"--new-clients {self.train.new_clients} of {self.partition.clients} clients leaves nobody to train")
         if int(self.train.join_ratio * self.training_clients) == 0:
+            finer = 1000 * 10 ** len(str(self.training_clients))
             raise ValueError(
                 f"join ratio {self.train.join_ratio:g} of {self.training_clients} clients selects nobody; "
-                f"the smallest that selects one is {1 / self.training_clients:.4g}"
+                f"{math.ceil(finer / self.training_clients) / finer:g} selects one"
             )
         return self
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -95,14 +95,15 @@ def download(name: Name, data_dir: o.DataDir = o.DEFAULT_DATA) -> None:
     message(f"{name} is complete in {data_dir}.")
 
 
-def fetch_missing(names: Iterable[str], data_dir: Path, wanted: bool, quiet: bool) -> None:
+def fetch_missing(names: Iterable[str], partitions: Collection[str], data_dir: Path, wanted: bool, quiet: bool) -> None:
     """Reads the named datasets, and downloads missing ones. If that fails, the reason is printed, and the run reports the data.
 
-    wanted: False for --no-download.
+    partitions: of all runs; PFLlib folders bring their data. wanted: False for --no-download.
     """
     from pflbench import data
 
-    for name in dict.fromkeys(names):
+    bring = bool(partitions) and all(one.startswith("pfllib") for one in partitions)
+    for name in () if bring else dict.fromkeys(names):
         with data_view(quiet) as progress:
             size = data.missing_size(name, data_dir, progress)
         if not size or not wanted:

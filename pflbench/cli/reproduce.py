@@ -120,7 +120,7 @@ def reproduce(
         for one, runs, target in zip(asked, wanted, targets, strict=True):
             outlook = _look(one, runs, results, data_dir, quiet)
             if outlook.lacking:
-                fetch_missing(outlook.lacking, data_dir, download, quiet)
+                fetch_missing(outlook.lacking, [], data_dir, download, quiet)
                 outlook = _look(one, runs, results, data_dir, quiet)
             if not _reported(outlook.require_something):
                 whole = False

@@ -72,8 +72,7 @@ def run(
     from pflbench.sweep.grid import of_run
 
     wanted = o.run_options({**asked, "data_dir": data_dir})
-    if not (wanted.partition or "").startswith("pfllib"):
-        fetch_missing(wanted.datasets, data_dir, download and not dry_run, quiet)
+    fetch_missing(wanted.datasets, [wanted.partition or ""], data_dir, download and not dry_run, quiet)
     study, specs = (None, of_run(wanted)) if params is None else _of_study(params, wanted, db)
     remarks = (data.remark(source, data_dir) for source in dict.fromkeys(spec.data for spec in specs))
     for text in (*preset_notes(wanted), *warnings(specs), *filter(None, remarks)):
@@ -213,7 +212,7 @@ def _tell_ahead(
     message(f"Note: {runs}, {forecast_words(found, places)}.")
     names = " ".join(f"-m {name}" for name in dict.fromkeys(spec.method.name for spec in specs))
     rounds = sum(spec.train.rounds for spec in specs) / len(specs)
-    fewer = f" --rounds 20 takes about {duration(found.seconds * 20 / rounds)}." if found.seconds and rounds > 20 else ""
+    fewer = f" --rounds 20 takes about {duration(found.seconds * 20 / rounds / places)}." if found.seconds and rounds > 20 else ""
     on_others = any(spec.data.name != "digits" for spec in specs)
     digits = f" On the embedded digits, in seconds: pflbench run {names} -d digits --rounds 20" if on_others else ""
     if fewer or digits:

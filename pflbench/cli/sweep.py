@@ -102,7 +102,8 @@ def run(
     study = _study(file, grid, name, asked)
     if file and (code := trusted.files_named([*study.grid.values("model"), *study.grid.values("dataset")])):
         message(f"{file} names Python files, which are executed: {', '.join(code)}")
-    fetch_missing(map(str, study.grid.values("dataset")), data_dir, download and not dry_run, quiet)
+    names, partitions = ([*map(str, study.grid.values(of))] for of in ("dataset", "partition"))
+    fetch_missing(names, partitions, data_dir, download and not dry_run, quiet)
     specs = specifications(study.grid, data_dir, order)
     for text in warnings(specs):
         message(f"Note: {text}")

@@ -80,7 +80,7 @@ def tune(
     if not asked["val_share"]:  # before data are downloaded
         raise UserError("A study chooses by validation accuracy, and no validation data are set aside.", "Add --val-share 0.1.")
     executor = executor_options(workers)
-    fetch_missing(asked["datasets"], data_dir, download and not dry_run, quiet)
+    fetch_missing(asked["datasets"], [asked["partition"] or ""], data_dir, download and not dry_run, quiet)
     planned = define(o.run_options({**asked, "data_dir": data_dir}), search, sampler, trials, best)
     defaults = [planned.spec(method) for method in planned.methods]
     for text in warnings(defaults):

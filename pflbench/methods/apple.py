@@ -150,7 +150,7 @@ class APPLE(Method):
         return s.personal
 
     def canonical_values(self, spec: RunSpec) -> Mapping[str, Value]:
-        return {"M": "all"} if spec.partition.clients == self.M else {}
+        return {"M": "all"} if spec.training_clients == self.M else {}
 
     def lambda_(self, fed: Federation) -> float:
         """lambda(r) in round r = t - 1."""

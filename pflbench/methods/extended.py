@@ -27,7 +27,7 @@ class ExtendedModel(nn.Module):
         if not isinstance(top, nn.Linear) or not hasattr(net, "features"):
             raise UserError(
                 "The method needs the model's features and a linear layer as its head.",
-                "A model of your own gives its features by a method `features`: see docs/own-model.md.",
+                "A model of your own names that layer as its head: see docs/own-model.md.",
             )
         self.net = net
         self.head = f"net.{net.head}"

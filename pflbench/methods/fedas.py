@@ -98,5 +98,9 @@ class FedAS(Method):
             carry = {"total": theta_S.new_zeros(len(S), 1)}
             return fed.scan(add_square, loop, carry=carry, given={"theta": theta_S[:, net]}).carry["total"].squeeze(1)
 
+    @property
+    def random_test(self) -> bool:  # type: ignore[override]
+        return self.evaluate == "aligned"
+
     def deployed(self, s: FedASState) -> Tensor:
         return s.theta if self.evaluate == "own" else s.start

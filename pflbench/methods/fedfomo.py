@@ -89,7 +89,7 @@ class FedFomo(Method):
         return s.theta if self.evaluate == "own" else s.start
 
     def canonical_values(self, spec: RunSpec) -> Mapping[str, Value]:
-        return {"M": "all"} if self.M != "all" and spec.partition.clients <= self.M else {}
+        return {"M": "all"} if self.M != "all" and spec.training_clients <= self.M else {}
 
     def split(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """A client's training and validation samples: in stored order, the same in every round."""

@@ -39,4 +39,4 @@ class HeurFedAMP(MessagePassing):
         return (1 - own) * torch.softmax((self.sigma * cosines(w)).fill_diagonal_(-torch.inf), dim=1)
 
     def canonical_values(self, spec: RunSpec) -> Mapping[str, Value]:
-        return {"xi_ii": "1/N"} if spec.train.everyone_joins and self.xi_ii == 1 / spec.partition.clients else {}
+        return {"xi_ii": "1/N"} if spec.train.everyone_joins and self.xi_ii == 1 / spec.training_clients else {}

@@ -45,6 +45,10 @@ class PlusALA(Method):
     def shared_models(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.base.shared_models
 
+    @property
+    def depends_on_cohort(self) -> bool:  # type: ignore[override]
+        return self.base.depends_on_cohort
+
     def check(self, train: TrainSpec) -> Iterator[str]:
         if self.base.depends_on_cohort and self.ala.ala_all and not train.everyone_joins:
             raise UserError(

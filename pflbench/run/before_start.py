@@ -51,7 +51,7 @@ def trajectory_bytes(client: Follow, specs: Sequence[RunSpec], data_root: Path) 
     for spec in specs:
         check(client, spec)
         model = load_federation_data(spec, data_root).model(spec)
-        sizes.append(client.bytes(sum(parameter.numel() for parameter in model.parameters())))
+        sizes.append(client.bytes(sum(parameter.numel() for parameter in model.parameters()), spec.train.floats))
     return max(sizes)
 
 

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,9 +27,9 @@ class Follow:
         """The name of the arrays [2, P], one for each of these rounds."""
         return f"trajectory_{self.client}"
 
-    def bytes(self, parameters: int) -> int:
-        """Size before compression, which saves little."""
-        return (self.last - self.first + 1) * 2 * 4 * parameters
+    def bytes(self, parameters: int, dtype: str) -> int:
+        """Size before compression, which saves little. dtype: of the run."""
+        return (self.last - self.first + 1) * 2 * np.dtype(dtype).itemsize * parameters
 
 
 def parse(text: str) -> Follow:
@@ -42,7 +44,7 @@ def parse(text: str) -> Follow:
 
 def check(follow: Follow, spec: RunSpec) -> None:
     """Raises UserError for a client or rounds that the run does not have."""
-    if follow.client >= spec.partition.clients:
-        raise UserError(f"--trajectory: there is no client {follow.client}.", f"Clients are 0 to {spec.partition.clients - 1}.")
+    if follow.client >= (N := spec.training_clients):
+        raise UserError(f"--trajectory: no client {follow.client} trains.", f"Clients that train are 0 to {N - 1}.")
     if follow.last > spec.train.rounds:
         raise UserError(f"--trajectory: there is no round {follow.last}.", f"The run has {spec.train.rounds} rounds.")

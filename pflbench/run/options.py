@@ -47,7 +47,7 @@ class RunOptions:
     ala: bool = _main("Plug ALA into each method, as in Table 4; the same as -m NAME+ala.", "--ala", default=False)
     preset: str | None = _main(
         "A set of hyperparameters, which --set overrides. fedala2022: PFLlib's when the FedALA paper was written; "
-        "heurfedamp2021: those of HeurFedAMP's authors.",
+        "pfllib2025: PFLlib's in November 2025; heurfedamp2021: those of HeurFedAMP's authors.",
     )
     seed: int | None = _main("Seed for initialisation, batch order and client sampling. Default: 0.")
     seeds: str | None = _main("Several runs of each method: 0-4 or 0,2,5.", metavar="LIST")

@@ -32,6 +32,11 @@ def test_fedavg_with_ala_is_fedala(engine, join_ratio, options):
     assert torch.equal(a.ala.W, b.ala.W)
 
 
+def test_reception_depends_on_the_cohort_where_the_method_s_does():
+    assert make("fedamp+ala").depends_on_cohort
+    assert not make("fedrep+ala").depends_on_cohort
+
+
 @pytest.mark.parametrize("name", rest_slow(["fedala", *WITH_ALA], "fedala", "fedavg+ala", "fedrep+ala"))
 def test_without_a_rate_all_tests_are_those_of_the_method_itself(name):
     """Of a client outside the cohort, too: whoever is tested has been initialised at that moment."""

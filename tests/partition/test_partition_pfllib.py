@@ -79,10 +79,16 @@ def test_a_run_without_test_samples_is_refused_before_it_is_stored(tmp_path: Pat
     assert rows("SELECT * FROM run") == []
 
 
-def test_a_dry_run_needs_no_data_but_the_folder_s(tmp_path: Path, shell: Shell) -> None:
+def test_no_data_but_the_folder_s_are_needed(tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = put_pfllib(tmp_path / "own", side=28, num_classes=10)
-    shown = shell("run", "-m", "fedavg", "-d", "mnist", "-p", f"pfllib:{folder}", "--model", "mlp", "-r", "1", "--dry-run")
-    assert "are missing" not in shown.out + shown.err and "To run: 1, 1 at a time" in shown.out
+    asked = ("-m", "fedavg", "-d", "mnist", "-p", f"pfllib:{folder}", "--model", "mlp", "-r", "1")
+    shown = shell("run", *asked, "--dry-run")
+    assert "are missing" not in shown.out + shown.err
+    assert "To run: 1, 1 at a time" in shown.out
+    monkeypatch.delenv("PFLBENCH_DOWNLOAD")
+    monkeypatch.setattr("pflbench.data.download", lambda *_: pytest.fail("downloads"))
+    assert shell("sweep", *asked, "--jobs", "1", "-q").code == 0
+    assert rows("SELECT status FROM run") == [("finished",)]
 
 
 @pytest.mark.parametrize(

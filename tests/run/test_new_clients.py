@@ -200,8 +200,11 @@ def test_a_new_client_without_training_data_keeps_what_it_gets() -> None:
 def test_what_is_refused_and_said() -> None:
     with pytest.raises(ValueError, match="--new-clients 5 of 5 clients leaves nobody to train"):
         spec(new_clients=5)
-    with pytest.raises(ValueError, match=r"join ratio 0\.5 of 1 clients selects nobody"):
+    with pytest.raises(ValueError, match=r"join ratio 0\.5 of 1 clients selects nobody; 1 selects one"):
         spec(new_clients=4, join_ratio=0.5)
+    with pytest.raises(ValueError, match=r"join ratio 0\.33 of 3 clients selects nobody; 0\.3334 selects one"):
+        spec(new_clients=2, join_ratio=0.33)
+    assert spec(new_clients=2, join_ratio=0.3334)
     for other in ({"new_every": 2}, {"new_epochs": 3}, {"new_samples": 3}):
         with pytest.raises(ValueError, match="needs --new-clients"):
             spec(**other)
@@ -209,6 +212,15 @@ def test_what_is_refused_and_said() -> None:
     of = spec("fedavg", new_clients=1).model_copy(update={"partition": Pathological(clients=5, classes_per_client=2)})
     (told,) = remarks(of, load_federation_data(of, Path("data")))
     assert "only new clients have samples of class 8, 9" in told
+
+
+def test_all_are_those_who_train() -> None:
+    """A number of clients that means all stands for that in the key."""
+    for name, value, said in (("heurfedamp", {"xi_ii": 0.25}, "1/N"), ("apple", {"M": 4}, "all"), ("fedfomo", {"M": 4}, "all")):
+        chosen = methods.make(methods.spec(name, value))
+        (option,) = value
+        assert chosen.canonical_values(spec(name, new_clients=1)) == {option: said}
+        assert chosen.canonical_values(spec(name)) == {}
 
 
 def test_the_commands(shell: Shell) -> None:

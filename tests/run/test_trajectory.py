@@ -82,10 +82,12 @@ def test_what_is_impossible_is_refused_before_anything_runs(shell: Shell) -> Non
     run = ["run", "-m", "fedavg", "-d", "digits", "--clients", "5", "--rounds", "6", "--quiet", "--trajectory"]
     assert "CLIENT:FROM-TO" in shell.refused(*run, "2")
     assert "CLIENT:FROM-TO" in shell.refused(*run, "2:5-3")
-    assert "Clients are 0 to 4" in shell.refused(*run, "5:1-2")
+    assert "Clients that train are 0 to 4" in shell.refused(*run, "5:1-2")
+    assert "Clients that train are 0 to 3" in shell.refused(*run, "4:1-2", "--new-clients", "1")
     assert "The run has 6 rounds" in shell.refused(*run, "2:1-7")
     assert not Path("pflbench.db").exists()
-    assert parse("4:140-200").bytes(582_026) == 61 * 2 * 4 * 582_026
+    assert parse("4:140-200").bytes(582_026, "float32") == 61 * 2 * 4 * 582_026
+    assert parse("4:140-200").bytes(582_026, "float64") == 61 * 2 * 8 * 582_026
 
 
 def test_without_models_the_command_is_named(shell: Shell) -> None:

@@ -130,10 +130,11 @@ def test_with_shuffled_labels_only_the_test_chosen_round_seems_to_learn(store: E
     assert abs(chosen - test.mean()) < 0.02
 
 
-@pytest.mark.parametrize("name", rest_slow(methods.METHODS, "fedavg", "per-fedavg", "fedala", "fedcp"))
+@pytest.mark.parametrize("name", rest_slow([*methods.METHODS, "fedas aligned"], "fedavg", "per-fedavg", "fedala", "fedcp"))
 def test_a_method_says_whether_its_test_is_random(name: str) -> None:
     """A reading with other random numbers is another one exactly where the method says so."""
-    chosen = methods.make(methods.spec(name, {}))
+    name, _, tested = name.partition(" ")
+    chosen = methods.make(methods.spec(name, {"evaluate": tested} if tested else {}))
     fed = federation("mlp", around=chosen.model, n=(33, 12, 21, 14), tests=(9, 8, 7, 9))
     state, S = chosen.init(fed.at(0)), fed.all_trainable()
     for t in (1, 2):
