@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 
@@ -53,19 +52,6 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> UserError:
     near = get_close_matches(name.lower(), names, n=1, cutoff=0.65)
     suggestion = f" Did you mean '{near[0]}'?" if near else ""
     return UserError(f"Unknown {kind} '{name}'.{suggestion}", f"Valid: {', '.join(names)}.")
-
-
-def require_regular(path: Path, largest: int | None = None) -> None:
-    """Raises UserError for a pipe or a device, which may never end, and for a file of more than `largest` bytes.
-
-    What is not there, and folders, are not its business.
-    """
-    if path.is_dir() or not path.exists():
-        return
-    if not path.is_file():
-        raise UserError(f"{path} is a pipe or a device, not a file.", "Save its content to a file and give that path.")
-    if largest is not None and path.stat().st_size > largest:
-        raise UserError(f"{path} has {path.stat().st_size:,} bytes; at most {largest:,} are read here.")
 
 
 # What Pydantic says of a value, in plain words.

@@ -106,7 +106,6 @@ def _config(folder: Path) -> Path:
 
 def _config_read(path: Path) -> None:
     pfllib.describe(path.parent)
-    pfllib.sample_shape(path.parent)
     pfllib.read(path.parent)
 
 

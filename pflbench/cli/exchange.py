@@ -16,7 +16,7 @@ from pflbench.cli.console import error, message, print_json, say
 from pflbench.cli.db import opened, opened_or_empty
 from pflbench.cli.progress import bars
 from pflbench.cli.reports import FILTERS, asked, found_runs
-from pflbench.errors import UserError, require_regular
+from pflbench.errors import UserError
 from pflbench.store.files import replacing
 
 if TYPE_CHECKING:
@@ -124,7 +124,6 @@ def _taken(engine: Engine, path: Path, on_conflict: str, dry_run: bool, said: di
 
     if not path.is_file() and (path.is_dir() or not path.exists()):
         raise UserError(f"There is no file {path}.", "Name databases of pflbench, or result files of PFLlib (.h5).")
-    require_regular(path)
     if pfllib.is_hdf5(path):
         found = pfllib.load(path, **said)
         state = references.save(engine, found, renamed=bool(said), dry_run=dry_run)

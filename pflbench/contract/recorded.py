@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from pflbench.engine.batched.program import Call, Capture
 from pflbench.engine.batched.waits import waits
@@ -42,19 +43,8 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made: dict[int, Tensor] = {}
         with torch.no_grad():
             for func, args, kwargs, result in self.operations:
-                again = func(*_now(args, made), **{key: _now(value, made) for key, value in kwargs.items()})
-                for old, new in zip(_leaves(result), _leaves(again), strict=True):
+                args, kwargs = tree_map(lambda value: made.get(id(value), value), (args, kwargs))
+                again = func(*args, **kwargs)
+                for old, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
                     if isinstance(old, Tensor):
                         made[id(old)] = new
-
-
-def _now(value: Any, made: dict[int, Tensor]) -> Any:
-    """The value with the tensors that this replay has made in place of the recorded ones, in lists and tuples too."""
-    if isinstance(value, list | tuple):
-        return type(value)(_now(part, made) for part in value)
-    return made.get(id(value), value)
-
-
-def _leaves(result: Any) -> list[Any]:
-    """The tensors among an operation's results."""
-    return [leaf for part in result for leaf in _leaves(part)] if isinstance(result, list | tuple) else [result]

@@ -56,10 +56,11 @@ def by_hand(
 ) -> Federation:
     """A federation whose clients train on n samples each, in their order, and are tested with them. train: the protocol."""
     flat = Flat(module.double())
-    samples = Samples(x, np.zeros(len(x), dtype=np.int64), torch.float64, torch.device("cpu"))
+    y = np.zeros(len(x), dtype=np.int64)
+    samples = Samples(x, y, torch.float64, torch.device("cpu"))
     protocol = TrainSpec(**{"rounds": 4, "batch_size": 30, "lr": 0.1, "dtype": "float64", **train})
     parts = np.split(np.arange(len(x)), np.cumsum(n)[:-1])
-    return Federation(flat, small.executor(name, flat, samples, loss=loss), protocol, parts, parts, seed=0)
+    return Federation(flat, small.executor(name, flat, samples, loss=loss), protocol, parts, parts, seed=0, labels=y)
 
 
 def q2(

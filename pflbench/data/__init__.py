@@ -128,8 +128,8 @@ def record(spec: DataSpec, root: Path, arrays: Arrays) -> dict[str, str]:
     return {"hash": found.hash, "state": found.state}
 
 
-def require_alike(spec: DataSpec, shape: tuple[int, ...], classes: int | None, place: str) -> None:
-    """Raises UserError where samples of this shape, of so many classes (None: not told), cannot be those of a dataset.
+def require_alike(spec: DataSpec, shape: tuple[int, ...], classes: int, place: str) -> None:
+    """Raises UserError where samples of this shape, of so many classes, cannot be those of a dataset.
 
     place: where they are, in words.
     """
@@ -140,13 +140,11 @@ def require_alike(spec: DataSpec, shape: tuple[int, ...], classes: int | None, p
             f"{place} holds numbers {_by(shape)}; '{spec.named}' is text, and PFLlib's text folders are not supported.",
             f"Leave -p pfllib away: -d {spec.named}, or own texts as -d csv:PATH.",
         )
-    if shape == dataset.shape and classes in (None, own):
-        return
-    held = f"samples {_by(shape)}" + (f" of {classes} classes" if classes is not None else "")
-    raise UserError(
-        f"{place} holds {held}; '{spec.named}' has {_by(dataset.shape)} of {own} classes.",
-        "Name with -d the dataset that the folder holds.",
-    )
+    if (shape, classes) != (dataset.shape, own):
+        raise UserError(
+            f"{place} holds samples {_by(shape)} of {classes} classes; '{spec.named}' has {_by(dataset.shape)} of {own} classes.",
+            "Name with -d the dataset that the folder holds.",
+        )
 
 
 def verify(text: str, root: Path) -> list[Finding]:

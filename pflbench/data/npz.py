@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pflbench.data.base import IMAGE_RATE, Arrays, Defaults, Source
 from pflbench.data.content import checksum
-from pflbench.errors import UserError, require_regular
+from pflbench.errors import UserError
 
 LEAST_FOR_CNN = 16  # pixels: two 5x5 convolutions, each with a 2x2 pooling, leave 1 x 1 of 16 x 16
 
@@ -45,7 +45,6 @@ def owners(place: str, owner: npt.NDArray[Any] | None, samples: int) -> npt.NDAr
 
 def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
     """The arrays by name. Raises UserError naming a file that is truncated, foreign or pickled, or has no x and y."""
-    require_regular(path)
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in ("x", "y", "classes", "owner") if name in file}

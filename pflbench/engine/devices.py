@@ -52,11 +52,6 @@ def name(device: torch.device) -> str:
     return environment.processor() if device.type == "cpu" else str(of(device).get_device_name(device))
 
 
-def software(device: torch.device) -> dict[str, str | None]:
-    """For the record of a run: versions of the software below PyTorch."""
-    return {"cuda": torch.version.cuda} if device.type == "cuda" else {}
-
-
 def synchronise(device: torch.device) -> None:
     """Waits until the device has done all its work. A CPU has no queue."""
     if device.type != "cpu":

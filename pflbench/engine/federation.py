@@ -71,7 +71,7 @@ class Federation:
         train_indices: Sequence[np.ndarray],
         test_indices: Sequence[np.ndarray],
         seed: int,
-        labels: np.ndarray | None = None,
+        labels: np.ndarray,
     ) -> None:
         self.flat = flat
         self.labels = labels
@@ -268,7 +268,6 @@ class Federation:
 
     def class_counts(self, S: Tensor) -> Tensor:
         """Training samples of each class, [c, K]."""
-        assert self.labels is not None, "a federation of a run has labels"
         counts = [np.bincount(self.labels[self.train_indices[i]], minlength=self.flat.classes) for i in S.tolist()]
         return torch.from_numpy(np.array(counts)).to(self.device, self.dtype)
 

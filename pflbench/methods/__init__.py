@@ -79,12 +79,6 @@ class Hyper:
     help: str
     search: tuple[Value, ...]
 
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The values that are words, for a shell's completion; empty if all values are numbers."""
-        kinds = self.type.split(" | ")
-        return ("true", "false") if "bool" in kinds else tuple(kind for kind in kinds if kind not in ("int", "float", "str"))
-
 
 def names(with_ala: bool = False) -> list[str]:
     """All methods, built-in ones first; with_ala: then all that ALA can be plugged into, such as "fedrep+ala"."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pflbench.errors import UserError, require_regular
+from pflbench.errors import UserError
 from pflbench.partition.core import Partition
 from pflbench.spec import Pfllib
 
@@ -55,17 +55,6 @@ def describe(path: Path) -> Pfllib:
         beta=alpha if kind == "dirichlet" and isinstance(alpha, int | float) and abs(alpha) < 10**9 else None,
         classes_per_client=_classes_per_client(config) if kind == "pathological" else None,
     )
-
-
-def sample_shape(path: Path) -> tuple[tuple[int, ...], int | None]:
-    """The shape of a sample, and the number of classes if config.json says it. Reads the first file that holds samples."""
-    config = _config(path)
-    declared = config.get("num_classes")
-    for file in _files(path, config["num_clients"]):
-        x, y = _samples(file)
-        if len(y):
-            return x.shape[1:], declared if isinstance(declared, int) else None
-    raise _empty(path)
 
 
 def read(path: Path) -> tuple[NDArray[Any], NDArray[np.int64], int, Partition]:
@@ -110,7 +99,6 @@ def _empty(path: Path) -> UserError:
 
 def _config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
-    require_regular(file)
     try:
         config = json.loads(file.read_text())
     except FileNotFoundError:
@@ -173,7 +161,6 @@ def _samples(file: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:
 
 def read_pickle(path: Path) -> dict[str, Any]:
     """The dict that PFLlib pickles into an .npz file under key "data": nothing but arrays, types and scalars of NumPy is made."""
-    require_regular(path)
     try:
         with zipfile.ZipFile(path) as archive, archive.open("data.npy") as stream:
             np.lib.format.read_magic(stream)

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pflbench.errors import UserError, require_regular
+from pflbench.errors import UserError
 from pflbench.plugins.imports import sha256_of
 
 TRACEBACK = "PFLBENCH_DEBUG=1 shows the traceback."
@@ -116,7 +116,6 @@ def execute(path: Path) -> tuple[ModuleType, str]:
 
     Raises UserError if it cannot be read or executed.
     """
-    require_regular(path)
     try:
         source = path.read_bytes()
     except OSError as error:

@@ -48,7 +48,6 @@ def measure(method: Method, fed: Federation, before: Any, received: Any, S: Tens
 
     Row 0 is of all test samples together, row 1 + i of client i. NaN: not tested, or not defined. Columns: COLUMNS.
     """
-    assert fed.labels is not None, "a federation of a run has labels"
     tested = round.logits(method, fed, before, received, S)
     labels = {client: fed.labels[fed.test_indices[client]] for client in tested}
     found = np.full((1 + fed.size, len(COLUMNS)), np.nan)

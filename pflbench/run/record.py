@@ -68,7 +68,7 @@ class RunRecord:
                 "torch_threads": torch.get_num_threads(),
                 "data": run.data.content,
                 **{name: value for name, value in known.items() if value},
-                **devices.software(fed.device),
+                **({"cuda": torch.version.cuda} if fed.device.type == "cuda" else {}),
                 **self._executed(),
             }
         )

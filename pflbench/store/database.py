@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError
 
-from pflbench.errors import NothingYet, UserError, require_regular
+from pflbench.errors import NothingYet, UserError
 from pflbench.plain import without_passwords
 from pflbench.store import failures, journal
 from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, friendly, from_json, place, sqlite_path
@@ -318,7 +318,6 @@ def _require_place(url: URL, create: bool) -> None:
         return
     if path.is_dir():
         raise UserError(f"{path} is a folder, not a database.", f"Name a file in it, e.g. {path / 'pflbench.db'}.")
-    require_regular(path)
     if not path.parent.is_dir():
         raise UserError(f"No folder {path.parent} for the database {path.name}.", f"Make it first; {ELSEWHERE}")
     if path.exists() and 0 < path.stat().st_size < _SMALLEST:

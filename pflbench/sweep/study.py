@@ -26,13 +26,12 @@ from typing import Any
 
 import yaml
 
-from pflbench.errors import UserError, require_regular
+from pflbench.errors import UserError
 from pflbench.sweep.grid import Change, RunGrid, checked, listed
 
 PARTS = ("name", "exclude", "change", "include")  # of a file, besides options
 Axes = dict[str, tuple[Any, ...]]  # option -> its values
 _WHOLE = ("seeds", "group-sizes")  # their values have commas themselves
-_LARGEST = 2**18  # bytes of a file, which the parser reads in some seconds
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}")
 
 
@@ -46,7 +45,6 @@ class Study:
 
 def read(path: Path) -> Study:
     """Reads a YAML file. Raises UserError if it is missing, no YAML or no sweep."""
-    require_regular(path, _LARGEST)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -55,7 +53,7 @@ def read(path: Path) -> Study:
     except UnicodeDecodeError:
         raise UserError(f"{path} is no text in UTF-8.") from None
     try:
-        root = yaml.compose(text, Loader=_Loader)
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         raise UserError(f"{path}{_at(error.problem_mark)}: {error.problem or 'no YAML'}.") from None
     except (yaml.YAMLError, RecursionError) as error:
@@ -93,22 +91,6 @@ def from_command_line(grids: Sequence[str], given: Mapping[str, Any], name: str 
 def _axis(option: str, texts: Iterable[Any]) -> Axes:
     found = [checked(option, text.strip() if isinstance(text, str) else text) for text in texts]
     return {found[0][0]: tuple(dict.fromkeys(value for _, value in found))}
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads plain values only: an alias may expand to any number of values, a tag or a date gives other types."""
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        if isinstance(event, yaml.AliasEvent) or event.anchor or getattr(event, "tag", None):
-            raise yaml.composer.ComposerError(None, None, "anchors, aliases and tags are not read", event.start_mark)
-        return super().compose_node(parent, index)
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in known if not tag.endswith(":timestamp")]
-    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
 
 
 class _Reader:
@@ -184,7 +166,7 @@ class _Reader:
 
     def _value(self, node: yaml.Node) -> Any:
         try:
-            return _Loader("").construct_object(node, deep=True)
+            return yaml.SafeLoader("").construct_object(node, deep=True)
         except (yaml.YAMLError, ValueError, RecursionError):
             raise self._error(node, "This is no value.", "Give a number, a word or a list of these.") from None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import re
 import shutil
 from pathlib import Path
@@ -296,23 +295,3 @@ def test_runs_list_says_in_what_runs_differ(shell: Shell) -> None:
     assert shell(*short, "-m", "fedavg").code == 0
     first, *lines = shell("runs", "list").out.splitlines()
     assert [line[first.index("differs in") :].strip() for line in lines[:3]] == ["", "p=2", "p=1"]
-
-
-READING = {
-    "npz": ("run", "-m", "fedavg", "-d", "npz:{}"),
-    "plug-in": ("run", "-m", "fedavg", "--plugin", "{}.py"),
-    "study": ("sweep", "{}.py", "--dry-run"),
-    "import": ("import", "{}"),
-    "database": ("run", "-m", "fedavg", "--db", "{}"),
-    "pfllib": ("run", "-m", "fedavg", "-d", "mnist", "-p", "pfllib:{}s"),
-}
-
-
-@pytest.mark.parametrize("kind", READING)
-def test_a_pipe_is_no_file(kind: str, shell: Shell, tmp_path: Path) -> None:
-    """It may have no end, or nobody writes to it: it is refused at once."""
-    (tmp_path / "pipes").mkdir()
-    for name in ("pipe", "pipe.py", "pipes/config.json"):
-        os.mkfifo(tmp_path / name)
-    told = shell.refused(*(word.format(tmp_path / "pipe") for word in READING[kind]))
-    assert "is a pipe or a device, not a file." in told

@@ -250,7 +250,7 @@ def test_a_pfllib_folder_brings_its_data_along(pfllib: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("cifar10", "holds samples 1 x 28 x 28; 'cifar10' has 3 x 32 x 32 of 10 classes"),
+        ("cifar10", "holds samples 1 x 28 x 28 of 4 classes; 'cifar10' has 3 x 32 x 32 of 10 classes"),
         ("digits", "'digits' has 1 x 8 x 8"),
         ("emnist:letters", "of 10 classes; 'emnist:letters' has 1 x 28 x 28 of 26 classes"),
         ("agnews", "'agnews' is text, and PFLlib's text folders are not supported"),
@@ -261,7 +261,9 @@ def test_a_pfllib_folder_that_contradicts_its_name_is_refused(name: str, said: s
     if ":" in name:
         config = json.loads((pfllib / "config.json").read_text())
         (pfllib / "config.json").write_text(json.dumps({**config, "num_classes": 10}))
-    assert said in refused(datasets=(name,), partition=f"pfllib:{pfllib}")
+    with pytest.raises(UserError) as refusal:
+        load_federation_data(one(datasets=(name,), partition=f"pfllib:{pfllib}"), pfllib)
+    assert said in refusal.value.message
 
 
 def test_labels_beyond_the_datasets_classes_are_refused_when_they_are_read(pfllib: Path, tmp_path: Path) -> None:

@@ -29,7 +29,9 @@ def values(name: str) -> dict[str, tuple[Any, ...]]:
     """What is drawn for each hyperparameter of a method: its default as often as all others together."""
     found = {}
     for hyper in methods.hyperparameters(name):
-        every = [hyper.default, *dict.fromkeys((*hyper.search, *hyper.words, *TRIED))]
+        kinds = hyper.type.split(" | ")
+        words = ("true", "false") if "bool" in kinds else [kind for kind in kinds if kind not in ("int", "float", "str")]
+        every = [hyper.default, *dict.fromkeys((*hyper.search, *words, *TRIED))]
         taken = [value for value in every if _takes(name, hyper.name, value)]
         small = [value for value in taken if hyper.type != "int" or value <= LARGEST]
         found[hyper.name] = (*small[:1] * len(small), *small)

@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, inspect, select, update
 from sqlalchemy.engine import Engine
 
-from pflbench.errors import UserError, require_regular
+from pflbench.errors import UserError
 from pflbench.store.database import as_it_is, connect, reading, to_url, writing
 from pflbench.store.exchange import merge
 from pflbench.store.exchange.backup import new_file
@@ -65,7 +65,6 @@ def write(engine: Engine, runs: Sequence[Run], target: Path) -> str:
 @contextmanager
 def opened(path: Path) -> Iterator[Bundle]:
     """The bundle at `path`. Raises UserError if it is none, and as `merge.opened` for what `db check` would find."""
-    require_regular(path)
     how = "`pflbench runs bundle RUN... -o FILE` writes one."
     if not merge.is_sqlite(path):
         raise UserError(f"{path} is no bundle of runs.", how)
