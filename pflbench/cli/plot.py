@@ -65,11 +65,13 @@ def plot(
         str | None,
         typer.Option(metavar="WIDTH", help="one-column (3.3 in), two-column (6.9 in) or inches. Default: what the panels need."),
     ] = None,
-    font_size: Annotated[float, typer.Option("--font-size", metavar="POINTS", help="Size of the text in print.")] = 7,
+    font_size: Annotated[
+        float, typer.Option("--font-size", min=4, max=30, metavar="POINTS", help="Size of the text in print.")
+    ] = 7,
     title: Annotated[
         bool, typer.Option(" /--no-title", show_default=False, help="Leave out titles, for a document with its own caption.")
     ] = True,
-    legend: Annotated[str, typer.Option(metavar="PLACE", help="auto, inside, right, below or none.")] = "auto",
+    legend: Annotated[Literal["auto", "inside", "right", "below", "none"], typer.Option(help="Where the legend is.")] = "auto",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A .png, .pdf or .svg file. Default: the plot's name, .png.")
     ] = None,
@@ -81,7 +83,8 @@ def plot(
     from pflbench.report.selection import Filters
 
     (part,) = papermap.resolve(name, "plot")
-    name, page, filters = part.name, style.PrintPage.of(width, font_size, title, legend), Filters(**which)
+    name, filters = part.name, Filters(**which)
+    page = style.PrintPage(None if width is None else style.inches_of(width), font_size, title, legend)
     target = output or Path(f"{part.printed.lower().replace(' ', '') or name}.png")
     if target.suffix.lower() not in style.SUFFIXES:
         raise unknown("figure format", target.suffix or target.name, style.SUFFIXES)

@@ -76,7 +76,7 @@ AT = o.option(
     metavar="MEASURE=X",
 )
 TOLERANCE = o.option(
-    float, "overhead: a run has converged within so many points of its best round. Default: 0.5.", metavar="POINTS"
+    float, "overhead: a run has converged within so many points of its best round. Default: 0.5.", min=0, metavar="POINTS"
 )
 METRIC = o.option(
     Literal["auc", "balanced-accuracy", "macro-f1", "after-training"],

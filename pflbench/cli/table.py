@@ -45,7 +45,9 @@ _NUMBERS = o.group(
     metric=METRIC,
     paper=o.option(Literal["auto", "always", "never"], "Show the paper's values: auto: where the protocol is the paper's."),
     tolerance=TOLERANCE,
-    target=o.option(float, "time-to-accuracy: the accuracy. Default: nine tenths of each setting's best.", metavar="PERCENT"),
+    target=o.option(
+        float, "time-to-accuracy: the accuracy. Default: nine tenths of each setting's best.", min=0, max=100, metavar="PERCENT"
+    ),
     std=o.option(Literal["population", "sample"], "Kind of standard deviation. Default: population, as in the paper."),
     ci=o.option(float, "Add a bootstrap confidence interval of each mean, e.g. 0.95.", metavar="LEVEL"),
     test=o.option(

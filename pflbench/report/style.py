@@ -24,8 +24,7 @@ SUFFIXES = (".png", ".pdf", ".svg")
 COLUMN, PAGE = 3.3, 6.9  # inches
 WIDTHS = {"one-column": COLUMN, "two-column": PAGE}
 WIDEST = 40.0
-FONT, FONTS = 7.0, (4.0, 30.0)  # points
-LEGENDS = ("auto", "inside", "right", "below", "none")
+FONT = 7.0  # points
 DPI = 300
 _RC: dict[Any, Any] = {
     "axes.titlepad": 4,
@@ -59,24 +58,16 @@ _RC: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class PrintPage:
-    """Options of print. width: None for a column or a page, as the panels need. font_size: in points."""
+    """Options of print. width: in inches; None for a column or a page, as the panels need. font_size: in points."""
 
     width: float | None = None
     font_size: float = FONT
     titles: bool = True
     legend: str = "auto"
 
-    @staticmethod
-    def of(width: str | None, font_size: float, titles: bool, legend: str) -> PrintPage:
-        """width: one-column, two-column or inches. Raises UserError for impossible values."""
-        if legend not in LEGENDS:
-            raise unknown("place of a legend", legend, LEGENDS)
-        if not FONTS[0] <= font_size <= FONTS[1]:
-            raise UserError(f"--font-size {font_size:g} is not possible.", f"It is in points, {FONTS[0]:g} to {FONTS[1]:g}.")
-        return PrintPage(None if width is None else _inches(width), font_size, titles, legend)
 
-
-def _inches(text: str) -> float:
+def inches_of(text: str) -> float:
+    """text: one-column, two-column or inches. Raises UserError for impossible widths."""
     if text in WIDTHS:
         return WIDTHS[text]
     try:

@@ -272,7 +272,8 @@ def test_the_options_of_plot(engine: Engine, tmp_path: Path, capsys: pytest.Capt
     assert "9px" in svg.read_text()
     assert "one-column (3.3 in), two-column (6.9 in) or inches" in shell.refused(*command, "--width", "wide")
     assert "Valid: auto, below, inside, none, right" in shell.refused(*command, "--legend", "left")
-    assert "--font-size 99 is not possible" in shell.refused(*command, "--font-size", "99")
+    for size in ("99", "3", "nan"):
+        assert f"--font-size {size} is not possible" in shell.refused(*command, "--font-size", size)
     assert "does not fit 1 inches" in shell.refused(*command, "--width", "1", "--font-size", "20")
 
 

@@ -107,13 +107,6 @@ def test_unasked_only_the_settings_with_the_most_runs_are_drawn(engine: Engine) 
     assert chosen.notes == ()
 
 
-def test_wrong_names_are_refused(engine: Engine) -> None:
-    with pytest.raises(UserError, match="Valid: bytes, flops, rounds, seconds"):
-        curves.plot(engine, over="epochs")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="Valid: minmax, std"):
-        curves.plot(engine, band="sem")  # type: ignore[arg-type]
-
-
 def test_partitions_are_chosen_by_dataset_label_number_and_hash(engine: Engine) -> None:
     with pytest.raises(UserError, match="no partitions in this database yet"):
         distribution.plot(engine)

@@ -7,6 +7,7 @@ from itertools import count
 import numpy as np
 import pytest
 from sqlalchemy import Engine
+from support.command import Shell
 from support.report_database import add_run, spec
 from support.store_samples import write_round
 
@@ -72,9 +73,13 @@ def test_a_run_that_is_twice_as_long_takes_twice_as_long_to_read(engine: Engine)
 def test_the_tolerance_decides_when_a_run_has_converged(engine: Engine) -> None:
     add(engine, "fedavg", [(0.3, 0, 2), (0.5, 0, 2), (0.505, 0, 2)])
     assert [cell(build(engine, tolerance=t), "FedAvg").values["converged"] for t in (0, 0.5, 25, 90)] == [3, 2, 1, 0]
-    for impossible in (-1, float("nan")):
-        with pytest.raises(UserError, match="--tolerance"):
-            build(engine, tolerance=impossible)
+
+
+@pytest.mark.parametrize("report", ["table", "plot"])
+@pytest.mark.parametrize("impossible", ["-1", "nan"])
+def test_a_tolerance_is_not_negative(report: str, impossible: str, capsys: pytest.CaptureFixture[str]) -> None:
+    refused = Shell(capsys).refused(report, "overhead", "--tolerance", impossible)
+    assert f"--tolerance {impossible} is not possible: it must be at least 0" in refused
 
 
 def test_runs_without_a_trained_round_are_no_cost(engine: Engine) -> None:

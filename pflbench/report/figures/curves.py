@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from sqlalchemy import Engine
 
-from pflbench.errors import UserError, unknown
+from pflbench.errors import UserError
 from pflbench.report import baselines, labels, render, style, web
 from pflbench.report import references as pfllib
 from pflbench.report.arrangement import Arranged, Row, busiest
@@ -54,12 +54,8 @@ def plot(
     """The curves of the settings chosen by dataset or partition, else of the four settings with the most runs.
 
     references: with PFLlib's series on the same datasets. metric: one of `measures.COLUMNS` instead of accuracy. y_min: where
-    the y axis begins, in percent. Raises UserError for unknown names, when there are no runs, series or measures, and when
-    all is below y_min.
+    the y axis begins, in percent. Raises UserError when there are no runs, series or measures, and when all is below y_min.
     """
-    for kind, name, valid in (("x axis", over, OVER), ("band", band, BANDS)):
-        if name not in valid:
-            raise unknown(kind, name, valid)
     if references and over != "rounds":
         raise UserError("Reference series have no costs.", "Draw them over rounds: --over rounds.")
     if metric and (references or over != "rounds"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,11 +37,9 @@ class Point:
 def plot(engine: Engine, filters: Filters = Filters(), *, tolerance: float = TOLERANCE) -> style.Drawing:
     """The setting with the most runs, or up to three chosen ones: accuracy over time, and below over bytes.
 
-    tolerance: a run has converged at its first round within so many points of its best accuracy. Raises UserError for one below 0
-    and where there are no runs.
+    tolerance: a run has converged at its first round within so many points of its best accuracy. Raises UserError where there are
+    no runs.
     """
-    if not (tolerance >= 0 and math.isfinite(tolerance)):
-        raise UserError(f"--tolerance {tolerance:g} is not possible.", "It is in points of accuracy, 0 or more.")
     found = filters.select(engine)
     found, chosen, colours = render.chosen_settings(found, filters, MOST, unasked=1)
     drawn = [(found.settings[j], made) for j in chosen if (made := points(engine, found, j, tolerance))]

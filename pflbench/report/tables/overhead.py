@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -146,11 +145,8 @@ def build(engine: Engine, filters: Filters = Filters(), *, tolerance: float = TO
     """Costs of each method in each setting, means over its runs, beside FedAvg's.
 
     paper: as of `accuracy.build`; other datasets, models and partitions never have a value. tolerance: a run has converged at the
-    first round within so many points of its best accuracy. Raises UserError for a tolerance below 0 and where there is nothing to
-    show.
+    first round within so many points of its best accuracy. Raises UserError where there is nothing to show.
     """
-    if not (tolerance >= 0 and math.isfinite(tolerance)):
-        raise UserError(f"--tolerance {tolerance:g} is not possible.", "It is in points of accuracy, 0 or more.")
     found = filters.select(engine)
     spent = costs(engine, [run.id for runs in found.cells.values() for run in runs], tolerance / 100)
     if not spent:

@@ -9,7 +9,6 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from pflbench.errors import UserError
 from pflbench.report.arrangement import Arranged
 from pflbench.report.selection import Filters
 from pflbench.report.tables.grid import CellText, Column, Grid
@@ -90,10 +89,8 @@ class TimeTable:
 def build(engine: Engine, filters: Filters = Filters(), *, target: float | None = None) -> TimeTable:
     """target: of accuracy, in percent; by default SHARE of the best accuracy of each setting.
 
-    Raises UserError for a target that is no accuracy, and where there is nothing to show.
+    Raises UserError where there is nothing to show.
     """
-    if target is not None and not 0 < target <= 100:
-        raise UserError(f"--target {target:g} is not possible.", "It is an accuracy in percent: above 0, at most 100.")
     found = filters.select(engine)
     best = [max(run.value or 0.0 for _, runs in found.column(j) for run in runs) for j in range(len(found.settings))]
     targets = tuple(SHARE * of_setting if target is None else target / 100 for of_setting in best)
