@@ -107,14 +107,6 @@ class PrintedValue:
         return self.table != LEADERBOARD and not self.place.central
 
 
-@dataclass(frozen=True)
-class Match:
-    """A value of the paper and what sets a run's protocol apart from it, in words; nothing if they are the same."""
-
-    reference: PrintedValue
-    differences: tuple[str, ...]
-
-
 @cache
 def printed() -> tuple[Value, ...]:
     """All values, with methods, datasets and models by their names on the command line."""
@@ -171,14 +163,14 @@ def hyperparameters(method: str) -> Mapping[str, Any]:
     return methods.card(method).hyperparameters
 
 
-def find(spec: dict[str, Any], select: RoundRule) -> Match | None:
-    """The paper's value for a run's specification, nearest protocol first; None if the paper has none."""
+def find(spec: dict[str, Any], select: RoundRule) -> tuple[PrintedValue, tuple[str, ...]] | None:
+    """The paper's value for a run's specification, nearest protocol first, and the `differences`; None if the paper has none."""
     found = [
-        Match(reference, differences(spec, select, reference.place, reference.varied))
+        (reference, differences(spec, select, reference.place, reference.varied))
         for reference in references()
         if reference.method == spec["method"]["name"] and reference.of_the_paper and is_at(spec, reference.place)
     ]
-    return min(found, key=lambda match: len(match.differences), default=None)
+    return min(found, key=lambda match: len(match[1]), default=None)
 
 
 def is_at(spec: dict[str, Any], place: Place) -> bool:

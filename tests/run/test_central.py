@@ -219,4 +219,4 @@ def test_the_papers_value_stands_beside_it_only_as_another_protocol() -> None:
         held = Dirichlet(clients=20, beta=0.1, central_test=central_test)
         match = paper.find(spec(DataSpec(name="cifar10"), held, model="cnn").model_dump(mode="json"), RoundRule("best"))
         assert match is not None
-        assert ("central test set True instead of False" in match.differences) == central_test
+        assert ("central test set True instead of False" in match[1]) == central_test

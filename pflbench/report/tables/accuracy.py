@@ -221,9 +221,10 @@ def _run(found: Arranged, j: int, rule: RoundRule, shown: Paper, wanted: stats.S
     for i in range(len(cells)):
         if runs := found.cells.get((i, j)):
             match = None if shown == "never" else paper.find(runs[0].spec, rule)
-            if match and match.differences and shown == "auto":
-                match = None
-            cells[i] = cellular.make(runs, wanted, match.reference if match else None, match.differences if match else ())
+            value, differences = match or (None, ())
+            if differences and shown == "auto":
+                value, differences = None, ()
+            cells[i] = cellular.make(runs, wanted, value, differences)
     leading = (cell for cell in cells if cell and cell.method["name"] == LEADER and cell.difference is not None)
     leader = next(leading, None)
     return AccuracyColumn(
