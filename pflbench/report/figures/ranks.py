@@ -40,11 +40,10 @@ def plot(engine: Engine, filters: Filters = Filters(), *, round_rule: str = "bes
     at: as of `budgets.parse`. Raises UserError for fewer than three rows or two settings that all of them have.
     """
     table = ranks.build(engine, filters, round_rule=round_rule, at=at)
-    order = np.argsort(table.average, kind="stable").tolist()
     # Where Friedman's test finds no difference, Nemenyi's p say nothing.
-    bars = joined(table.average[order], table.critical) if table.rejected else []
-    covered = _covered(table, order)
-    lowest = -STACKED * max(covered) - len(bars) * BAR - (len(order) + 1) // 2
+    bars = joined(table.average, table.critical) if table.rejected else []
+    covered = _covered(table)
+    lowest = -STACKED * max(covered) - len(bars) * BAR - (len(table.rows) + 1) // 2
     runs = tuple(run for row in table.runs for run in row)
     panel = Panel(
         "",
@@ -53,7 +52,7 @@ def plot(engine: Engine, filters: Filters = Filters(), *, round_rule: str = "bes
         Axis("", limits=(lowest - 0.6, ABOVE), grid=False),
         runs=runs,
         settings=tuple(table.settings),
-        draw=partial(_diagram, table, order, covered, bars),
+        draw=partial(_diagram, table, covered, bars),
     )
     meaning = f"Bars join methods between which Nemenyi's test finds no difference at {LEVEL:g}."
     beside = LETTER * style.scale() * (len(" (99.99)") + max(len(row.label) for row in table.rows))
@@ -73,26 +72,26 @@ def _limits(table: Ranks) -> tuple[float, float]:
     return 1, max(2.0, 1 + 1.03 * (float(table.average.max()) - 1))  # a rank wide at least
 
 
-def _covered(table: Ranks, order: list[int]) -> list[int]:
-    """Of each method, in order, how many before it are so near that their markers would be covered."""
-    average, (low, high) = table.average[order], _limits(table)
-    return [int(np.sum(rank - average[:place] < NEAR * (high - low))) for place, rank in enumerate(average)]
+def _covered(table: Ranks) -> list[int]:
+    """Of each row how many before it are so near that their markers would be covered."""
+    low, high = _limits(table)
+    return [int(np.sum(rank - table.average[:i] < NEAR * (high - low))) for i, rank in enumerate(table.average)]
 
 
-def _diagram(table: Ranks, order: list[int], covered: list[int], bars: list[tuple[float, float]], ax: Axes) -> None:
+def _diagram(table: Ranks, covered: list[int], bars: list[tuple[float, float]], ax: Axes) -> None:
     """Draws bars below the axis, one to a line, then the names: the better half on the left, the others on the right."""
     from matplotlib.ticker import MaxNLocator
 
     below, (low, high) = -STACKED * max(covered), _limits(table)
     for k, (best, worst) in enumerate(bars, start=1):
         ax.plot([best, worst], [below - k * BAR] * 2, color="black", linewidth=2.2, gid="crossbar")
-    first, half = below - len(bars) * BAR - 1, (len(order) + 1) // 2
-    for place, i in enumerate(order):
-        left, rank, label = place < half, float(table.average[i]), table.rows[i].label
-        y = first - (place if left else len(order) - 1 - place)
-        look, edge = table.rows[i].look.point, low if left else high
+    first, rows = below - len(bars) * BAR - 1, len(table.rows)
+    for i, row in enumerate(table.rows):
+        left, rank, label = i < (rows + 1) // 2, float(table.average[i]), row.label
+        y = first - (i if left else rows - 1 - i)
+        look, edge = row.look.point, low if left else high
         ax.plot([rank, rank, edge], [0, y, y], color=look["color"], linewidth=0.7, clip_on=False)
-        ax.plot([rank], [-STACKED * covered[place]], label=label, zorder=4, clip_on=False, **look)
+        ax.plot([rank], [-STACKED * covered[i]], label=label, zorder=4, clip_on=False, **look)
         text, away = (f"{label} ({rank:.2f})", -3) if left else (f"({rank:.2f}) {label}", 3)
         ax.annotate(text, (edge, y), (away, 0), textcoords="offset points", ha="right" if left else "left", va="center")
     if table.rejected:  # the critical difference stands above the numbers
@@ -125,18 +124,17 @@ def _caption(table: Ranks, bars: str) -> str:
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """One figure. Raises UserError for fewer than three rows or fewer than two settings that all rows have."""
     table = ranks.build(engine, filters)
-    order = np.argsort(table.average, kind="stable").tolist()
-    rank, half, look = table.average, table.critical / 2, Look(GREY, "o", 0, 0)
-    bars = [Trace([rank[i] - half, rank[i] + half], [y, y], look, draws="lines", width=1) for y, i in enumerate(order)]
-    points = [_point(table, i, y, best=order[0]) for y, i in enumerate(order)]
+    half, look = table.critical / 2, Look(GREY, "o", 0, 0)
+    bars = [Trace([rank - half, rank + half], [i, i], look, draws="lines", width=1) for i, rank in enumerate(table.average)]
+    points = [_point(table, i) for i in range(len(table.rows))]
     panel = Panel(
         "Average ranks",
         Axis("Average rank (1 is best)"),
-        Axis("", limits=(len(order) - 0.4, -0.6), ticks={y: table.rows[i].label for y, i in enumerate(order)}),
+        Axis("", limits=(len(table.rows) - 0.4, -0.6), ticks={i: row.label for i, row in enumerate(table.rows)}),
         [*bars, *points] if table.rejected else points,
         tuple(run for row in table.runs for run in row),
         tuple(table.settings),
-        height=AROUND + ROW * len(order),
+        height=AROUND + ROW * len(table.rows),
     )
     meaning = (
         "Bars: half the critical difference to each side, so that methods whose bars do not meet differ by Nemenyi's test "
@@ -145,9 +143,10 @@ def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Inte
     return [web.figure("ranks", panel, _caption(table, meaning), table.notes)]
 
 
-def _point(table: Ranks, i: int, y: int, best: int) -> Trace:
+def _point(table: Ranks, i: int) -> Trace:
+    row, best = table.rows[i], table.rows[0]
     hover = (
-        f"<b>{web.text(table.rows[i].label)}</b>: rank %{{x:.2f}}<br>mean over settings {table.accuracy[i].mean():.2f} %"
-        f"<br>p (Nemenyi) against {web.text(table.rows[best].label)}: {table.nemenyi[i, best]:.3g}<br>{of_runs(table.runs[i])}"
+        f"<b>{web.text(row.label)}</b>: rank %{{x:.2f}}<br>mean over settings {table.accuracy[i].mean():.2f} %"
+        f"<br>p (Nemenyi) against {web.text(best.label)}: {table.nemenyi[i, 0]:.3g}<br>{of_runs(table.runs[i])}"
     )
-    return Trace([float(table.average[i])], [y], table.rows[i].look, draws="markers", size=5.5, hover=hover)
+    return Trace([float(table.average[i])], [i], row.look, draws="markers", size=5.5, hover=hover)
