@@ -9,6 +9,7 @@ from typing import Any
 
 from pflbench import methods, models
 from pflbench.spec import OTHER_CONTENT
+from pflbench.store.exchange import points
 
 DATASETS = {
     "digits": "Digits",
@@ -156,18 +157,16 @@ def rank(names: Sequence[str] | dict[str, str], name: str) -> tuple[int, str]:
     return (order.index(name) if name in order else len(order), name)
 
 
-def flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(value: dict[str, Any]) -> dict[str, Any]:
     """{'train': {'lr': 0.1}} -> {'train.lr': 0.1}, without what goes without saying (`_UNSAID`) and values of None.
 
     Paths are left out: where data lies is no part of a protocol.
     """
-    found: dict[str, Any] = {}
-    for key, item in value.items():
-        if isinstance(item, dict):
-            found |= flat(item, f"{prefix}{key}.")
-        elif key != "path" and item is not None and item != _UNSAID.get(prefix + key):
-            found[prefix + key] = item
-    return found
+    return {
+        key: item
+        for key, item in points.flat(value)
+        if key.rpartition(".")[2] != "path" and item is not None and item != _UNSAID.get(key)
+    }
 
 
 def telling_apart(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
