@@ -51,11 +51,6 @@ def listed(engine: Engine, run_id: int) -> list[dict[str, Any]]:
         return [dict(row) for row in found.mappings()]
 
 
-def names(engine: Engine, run_ids: Collection[int], prefix: str) -> list[str]:
-    """The names of these runs' arrays that begin with `prefix`, sorted."""
-    return sorted({name for _, name in rounds(engine, run_ids) if name.startswith(prefix)})
-
-
 def rounds(engine: Engine, run_ids: Collection[int], names: Collection[str] | None = None) -> dict[tuple[int, str], list[int]]:
     """(run, name) -> the rounds with an array of this name, ascending; left out if there is none. names: by default all."""
     query = select(ArtifactRow.run_id, ArtifactRow.name, ArtifactRow.round).where(ArtifactRow.run_id.in_(run_ids))

@@ -102,8 +102,8 @@ def plot(engine: Engine, filters: Filters = Filters(), *, client: int = CLIENT) 
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """Of every client that was followed; of several seeds that with the most runs. Raises UserError when there are no runs."""
     found = filters.select(engine)
-    names = arrays.names(engine, [run.id for run in found.runs], PREFIX)
-    clients = sorted(int(name.removeprefix(PREFIX)) for name in names)
+    stored = arrays.rounds(engine, [run.id for run in found.runs])
+    clients = sorted({int(name.removeprefix(PREFIX)) for _, name in stored if name.startswith(PREFIX)})
     drawn_together = [(seen, client) for client in clients for seen in together(engine, found, client)]
     made, left_out = web.possible(drawn_together[:most], partial(_page, engine))
     return [replace(one, notes=(*found.notes, *left_out, *one.notes)) for one in made]
