@@ -81,6 +81,17 @@ class Arranged:
         """The rows with runs in a setting, and these runs."""
         return [(row, self.cells[i, j]) for i, row in enumerate(self.rows) if (i, j) in self.cells]
 
+    def names(self, i: int, j: int) -> dict[str, Any]:
+        """What a record of a table begins with: which row and setting it is of."""
+        row, setting = self.rows[i], self.settings[j]
+        return {
+            "setting": setting.title,
+            "protocol": setting.protocol,
+            "row": row.label,
+            "method": row.method,
+            "hyperparameters": row.hyperparameters,
+        }
+
 
 def arrange(results: Sequence[Result]) -> Arranged:
     """Runs by setting and row, without notes."""

@@ -31,7 +31,7 @@ class NewClientsTable:
     notes: tuple[str, ...]
 
     def grid(self) -> Grid:
-        columns, rows = [], self.found.rows
+        columns = []
         several = len({cell.n for column in self.cells for cells in column.values() for cell in cells if cell}) > 1
         for setting, column in zip(self.found.settings, self.cells, strict=True):
             for k, epochs in enumerate(spread(list(column), COLUMNS)):
@@ -40,11 +40,7 @@ class NewClientsTable:
                 columns.append(Column((*above, labels.counted(epochs, "epoch")), entries, beside=k > 0))
         records = tuple(
             {
-                "setting": setting.title,
-                "protocol": setting.protocol,
-                "row": row.label,
-                "method": row.method,
-                "hyperparameters": row.hyperparameters,
+                **self.found.names(i, j),
                 "epochs": epochs,
                 "mean": cell.mean,
                 "std": cell.std,
@@ -56,12 +52,12 @@ class NewClientsTable:
                 "values": cell.values,
                 "rounds": cell.rounds,
             }
-            for setting, column in zip(self.found.settings, self.cells, strict=True)
+            for j, column in enumerate(self.cells)
             for epochs, cells in column.items()
-            for row, cell in zip(rows, cells, strict=True)
+            for i, cell in enumerate(cells)
             if cell
         )
-        return Grid("New clients", tuple(row.label for row in rows), tuple(columns), self.notes, records)
+        return Grid("New clients", tuple(row.label for row in self.found.rows), tuple(columns), self.notes, records)
 
 
 def build(

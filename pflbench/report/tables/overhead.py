@@ -126,11 +126,7 @@ class OverheadTable:
                 columns.append(Column((*above, *head), tuple(entries), beside=k > 0))
         records = tuple(
             {
-                "setting": self.found.settings[j].title,
-                "protocol": self.found.settings[j].protocol,
-                "row": self.found.rows[i].label,
-                "method": self.found.rows[i].method,
-                "hyperparameters": self.found.rows[i].hyperparameters,
+                **self.found.names(i, j),
                 **cell.values,
                 "paper_differences": cell.differences,
                 "made_elsewhere": cell.elsewhere,

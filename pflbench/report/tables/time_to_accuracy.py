@@ -59,11 +59,7 @@ class TimeTable:
                 columns.append(Column((*(("",) * len(above) if k else above), head), tuple(entries), beside=k > 0))
         records = tuple(
             {
-                "setting": self.found.settings[j].title,
-                "protocol": self.found.settings[j].protocol,
-                "row": self.found.rows[i].label,
-                "method": self.found.rows[i].method,
-                "hyperparameters": self.found.rows[i].hyperparameters,
+                **self.found.names(i, j),
                 "target": self.targets[j],
                 "reached": cell.reached,
                 **cell.values,
