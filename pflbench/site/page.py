@@ -103,8 +103,8 @@ class Page:
     @property
     def shown(self) -> tuple[int, ...]:
         """The runs behind the tables and figures."""
-        views: list[TableView | Interactive] = [*self.tables, *(figure for group in self.figures for figure in group.figures)]
-        return tuple(sorted({run for view in views for run in view.runs}))
+        drawn = {run for group in self.figures for figure in group.figures for run in figure.runs}
+        return tuple(sorted(drawn.union(*(view.grid.runs for view in self.tables))))
 
     @property
     def settings(self) -> dict[str, list[Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pflbench.report import baselines
 from pflbench.report.tables.grid import CellText, Column, Grid, render
@@ -31,17 +31,10 @@ class TableView:
     heads: tuple[tuple[str, ...], ...]
     csv: str
 
-    @property
-    def runs(self) -> tuple[int, ...]:
-        return tuple(sorted(set(self.grid.runs)))
-
 
 def view(name: str, summary: str, grid: Grid) -> TableView:
     data = base64.b64encode(render(grid, "csv").encode()).decode()
-    if any(cell.best for column in grid.columns for cell in column.entries):
-        mark = "Bold: the best of its column; beside means, a single run is never marked."
-        grid = replace(grid, notes=(*grid.notes, mark))
-    return TableView(name, summary, grid, *_heads(grid.columns), f"data:text/csv;charset=utf-8;base64,{data}")
+    return TableView(name, summary, grid.marked("Bold"), *_heads(grid.columns), f"data:text/csv;charset=utf-8;base64,{data}")
 
 
 @dataclass(frozen=True)

@@ -301,7 +301,7 @@ def test_columns_of_a_setting_stand_under_its_head() -> None:
     shown = view("t", "", grid)
     assert shown.groups == (HeadGroup(("MNIST",), 2), HeadGroup(("Cifar10",), 2))
     assert shown.heads == (("best %",), ("total s",), ("best %",), ("total s",))
-    assert shown.runs == (1, 3)
+    assert grid.runs == (1, 3)
 
 
 def test_the_best_methods_of_a_setting_stand_on_top(whole: tuple[Page, str]) -> None:

@@ -72,6 +72,12 @@ class Grid:
         """All that the table is made of."""
         return tuple(sorted({run for record in self.records for run in record["runs"]}))
 
+    def marked(self, mark: str) -> Grid:
+        """The same with a note on the mark of the best cells, if there are any."""
+        if not any(entry.best for column in self.columns for entry in column.entries):
+            return self
+        return replace(self, notes=(*self.notes, f"{mark}: the best of its column; beside means, a single run is never marked."))
+
     def with_runs(self) -> Grid:
         """The same with the numbers of its runs in every cell that has any."""
 
@@ -91,9 +97,8 @@ def render(table: Grid, format: str = "text", *, width: int | None = None) -> st
 
     Without one the columns are split so as to be read, and notes are not.
     """
-    if format in _BEST and any(entry.best for column in table.columns for entry in column.entries):
-        mark = f"{_BEST[format]}: the best of its column; beside means, a single run is never marked."
-        table = replace(table, notes=(*table.notes, mark))
+    if format in _BEST:
+        table = table.marked(_BEST[format])
     return FORMATS[format](table, width).rstrip("\n") + "\n"
 
 
