@@ -28,7 +28,7 @@ _LISTED = {"method.name", "method.version", "train.rounds", "seed", "data", "par
 class RunLine:
     """A line of the list. alike: the runs of the same cell; now: the last accuracy of a running run."""
 
-    info: Run
+    info: Result
     method: str
     dataset: str
     model: str
@@ -112,7 +112,7 @@ def _page(engine: Engine, line: RunLine, cost: Cost | None) -> dict[str, Any]:
             for (_, name), of in sorted(arrays.rounds(engine, [line.info.id]).items())
         ],
         "clients": _clients(engine, line.info.id),
-        "figures": run_figures.pages(engine, line.info.id),
+        "figures": run_figures.pages(engine, line.info),
     }
 
 

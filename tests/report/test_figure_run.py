@@ -9,12 +9,11 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 from sqlalchemy import Engine
+from support.pages import of_run
 from support.raw_sql import sql
 from support.report_database import add_partition, add_run, spec
 from support.store_samples import write_round
 
-from pflbench.errors import UserError
-from pflbench.report.figures import run as run_figures
 from pflbench.store import write
 from pflbench.store.write import RoundRecord
 
@@ -34,7 +33,7 @@ def test_a_runs_own_figures_are_its_rows(engine: Engine) -> None:
                 correct=np.array(correct), series={"global": (0.25 * t, 0.5)}, **tested, **spent,
             ),
         )  # fmt: skip
-    curve, loss, bars, phases = run_figures.pages(engine, run)
+    curve, loss, bars, phases = of_run(engine, run)
     for one in (curve, bars, loss, phases):
         go.Figure(one.spec)
         assert json.loads(json.dumps(one.spec, allow_nan=False)) == one.spec
@@ -61,7 +60,7 @@ def test_many_rounds_are_averaged_and_lose_no_second(engine: Engine) -> None:
     with sqlite3.connect(str(engine.url.database)) as connection:
         rows = [(run, t, 90.0 if t == 333 else 1.0) for t in range(1, 1000)]
         connection.executemany("insert into round (run_id, round, seconds_update) values (?, ?, ?)", rows)
-    one = run_figures.pages(engine, run)[-1]
+    one = of_run(engine, run)[-1]
     training = one.spec["data"][1]
     assert len(training["y"]) == 200
     assert 5 * sum(training["y"]) == pytest.approx(998 + 90)
@@ -71,8 +70,6 @@ def test_many_rounds_are_averaged_and_lose_no_second(engine: Engine) -> None:
 
 def test_a_run_without_anything_has_no_figures(engine: Engine) -> None:
     run = write.create_run(engine, spec("fedavg"), {})
-    assert run_figures.pages(engine, run) == ()
+    assert of_run(engine, run) == ()
     add_run(engine, spec("fedavg", 1), [0.1])
-    assert "Accuracy by client" not in {one.title for one in run_figures.pages(engine, 2)}
-    with pytest.raises(UserError, match="No run '7'"):
-        run_figures.pages(engine, 7)
+    assert "Accuracy by client" not in {one.title for one in of_run(engine, 2)}

@@ -18,7 +18,7 @@ import pytest
 from matplotlib.quiver import Quiver
 from sqlalchemy import Engine
 from support.observed import PATHOLOGICAL, XI, add, pathological
-from support.pages import PAGES, contrast, only, traces
+from support.pages import PAGES, contrast, of_run, only, traces
 from support.raw_sql import sql
 from support.report_database import add_partition, add_run, spec
 from support.swept import SENT, add_clients, clients
@@ -167,7 +167,7 @@ def test_a_line_has_at_most_200_points_of_all_rounds(engine: Engine) -> None:
     with sqlite3.connect(str(engine.url.database)) as connection:
         rows = [(run, t, t / 1000) for t in range(1, 901)]
         connection.executemany("insert into round (run_id, round, accuracy, train_loss) values (?, ?, ?, 1.0)", rows)
-    for one in (only("curves", engine), *run_figures.pages(engine, run)[:2]):
+    for one in (only("curves", engine), *of_run(engine, run)[:2]):
         line = one.spec["data"][0]
         assert 150 < len(line["x"]) <= 200
         assert line["x"][-1] == 900

@@ -9,8 +9,10 @@ from matplotlib.colors import to_rgb
 from sqlalchemy import Engine
 
 from pflbench.report import figures
+from pflbench.report.figures import run as run_figures
 from pflbench.report.selection import Filters
 from pflbench.report.web import Interactive
+from pflbench.store.runs import RoundRule, RunScope, results
 
 PAGES = ((1.0, 1.0, 1.0), to_rgb("#14171a"))  # light and dark
 
@@ -23,6 +25,12 @@ def pages(name: str, engine: Engine, **filters: Any) -> tuple[Interactive, ...]:
 def only(name: str, engine: Engine, **filters: Any) -> Interactive:
     (made,) = pages(name, engine, **filters)
     return made
+
+
+def of_run(engine: Engine, run_id: int) -> tuple[Interactive, ...]:
+    """The figures on the page of a run."""
+    (run,) = results(engine, RunScope(frozenset([run_id])), RoundRule("best"))
+    return run_figures.pages(engine, run)
 
 
 def traces(of: Interactive, name: str) -> list[dict[str, Any]]:

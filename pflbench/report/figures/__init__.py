@@ -11,19 +11,14 @@ from dataclasses import replace
 
 from sqlalchemy import Engine
 
-from pflbench.errors import UserError, unknown
+from pflbench.errors import UserError
 from pflbench.report.declared import PLOTS
 from pflbench.report.selection import Filters
 from pflbench.report.web import Interactive
 
 
 def pages(name: str, engine: Engine, filters: Filters = Filters(), most: int | None = None) -> tuple[Interactive, ...]:
-    """The figures of this name for a page: of so many settings or runs, or of all.
-
-    Raises UserError for an unknown name, and where there is nothing to draw.
-    """
-    if name not in PLOTS:
-        raise unknown("figure", name, PLOTS)
+    """The figures of this name for a page: of so many settings or runs, or of all. Raises UserError where nothing is drawn."""
     made = tuple(_distinct(PLOTS[name].load("page")(engine, filters, most)))
     if not made:
         raise UserError("There is nothing to draw.")

@@ -20,7 +20,7 @@ from pflbench.report.web import Interactive, Json
 from pflbench.store import partitions, rounds
 from pflbench.store.arrays import Floats, Integers
 from pflbench.store.rounds import Clients, History, history
-from pflbench.store.runs import Result, RoundRule, RunScope, find, results
+from pflbench.store.runs import Result
 
 HEADLINE = "as deployed"
 PHASES = ("local initialisation", "training and aggregation", "evaluation")
@@ -30,11 +30,9 @@ ROUNDS = Axis("Round", whole=True)
 ACCURACY = Axis("Test accuracy (%)")
 
 
-def pages(engine: Engine, run_id: int) -> tuple[Interactive, ...]:
-    """All figures of a run. Raises UserError for an unknown run."""
-    find(engine, run_id)
-    (run,) = results(engine, RunScope(frozenset([run_id])), RoundRule("best"))
-    found = history(engine, run_id)
+def pages(engine: Engine, run: Result) -> tuple[Interactive, ...]:
+    """All figures of a run, of its result by the best round."""
+    found = history(engine, run.id)
     made = (_run_curve(engine, run, found), _train_loss(run, found), _client_accuracy(engine, run), _phases(run, found))
     return tuple(one for one in made if one is not None)
 
