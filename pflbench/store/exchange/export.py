@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
-import io
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -140,17 +140,11 @@ def _shown(value: Any) -> Any:
 
 
 def _csv(found: Rows, out: IO[bytes]) -> None:
-    _csv_lines(out, [list(found.columns)])
+    writer = csv.writer(codecs.getwriter("utf-8")(out), lineterminator="\n")
+    writer.writerow(found.columns)
     for chunk in found.chunks:
-        _csv_lines(
-            out, [[in_csv(value) if isinstance(value, str) else value for value in row] for row in _plain(found.columns, chunk)]
-        )
-
-
-def _csv_lines(out: IO[bytes], lines: Sequence[Values]) -> None:
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    out.write(text.getvalue().encode())
+        rows = _plain(found.columns, chunk)
+        writer.writerows([in_csv(value) if isinstance(value, str) else value for value in row] for row in rows)
 
 
 def _json(found: Rows, out: IO[bytes]) -> None:
