@@ -55,7 +55,6 @@ class Comparison:
 
     against: str  # the row
     pairs: int
-    differing: int  # pairs that differ: Wilcoxon's test drops the others
     p: float | None  # None: fewer than two pairs, or a t-test of differences that are all the same
     adjusted: float | None = None
     least: float = 0.0  # the smallest adjusted p that so many pairs could give
@@ -157,9 +156,9 @@ def compare(values: Mapping[str, Values], against: str, test: Test) -> dict[str,
     corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
     found = {}
     for row, (p, number) in raw.items():
-        differing = int(np.count_nonzero(differences(*pairs[row])))
+        differing = int(np.count_nonzero(differences(*pairs[row])))  # Wilcoxon's test drops the other pairs
         least = min(1.0, len(tested) * least_p(differing if test == OVER_CLIENTS else number, test))
-        found[row] = Comparison(against, number, differing, p, corrected.get(row), least)
+        found[row] = Comparison(against, number, p, corrected.get(row), least)
     return found
 
 

@@ -143,7 +143,7 @@ def test_filters(mine: Engine, shell: Shell) -> None:
     assert json.loads(shell(*none, "-f", "json").out) == []
 
 
-def test_memory_does_not_grow_with_the_table(mine: Engine) -> None:
+def test_memory_does_not_grow_with_the_table(mine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = ((1, 10 + t, client, 1, 2, 0.5, None, None, None) for t in range(500) for client in range(20))
     with sqlite3.connect(str(mine.url.database)) as connection:
         connection.executemany("INSERT INTO client_round VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
@@ -154,13 +154,15 @@ def test_memory_does_not_grow_with_the_table(mine: Engine) -> None:
             return len(data)
 
     def peak(chunk: int) -> int:
+        monkeypatch.setattr(export, "CHUNK", chunk)
         tracemalloc.start()
-        assert export.write(export.rows(mine, "clients", chunk=chunk), "csv", Sink()) == 10_032
+        assert export.write(export.rows(mine, "clients"), "csv", Sink()) == 10_032
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return found
 
-    sizes = [len(part) for part in export.rows(mine, "clients", chunk=4_000).chunks]
+    monkeypatch.setattr(export, "CHUNK", 4_000)
+    sizes = [len(part) for part in export.rows(mine, "clients").chunks]
     assert sizes == [4_000, 4_000, 2_032]
     assert peak(200) < peak(50_000) / 10
 

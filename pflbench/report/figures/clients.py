@@ -36,14 +36,14 @@ class Compared:
 
 
 def plot(
-    engine: Engine, filters: Filters = Filters(), *, round_rule: RoundRule | str = "best", against: Against | None = None
+    engine: Engine, filters: Filters = Filters(), *, round_rule: str = "best", against: Against | None = None
 ) -> style.Drawing:
     """The settings chosen by dataset or partition, else the four with the most runs.
 
     against: the method compared with, also where the filter of methods leaves it out; by default Local, or FedAvg in settings
     without Local. Raises UserError where no setting has it beside another method.
     """
-    rule = selection.parse(round_rule) if isinstance(round_rule, str) else round_rule
+    rule = selection.parse(round_rule)
     compared = compare(engine, filters, rule, against)
     found, chosen, colours = render.chosen_settings(compared.found, filters)
     drawn = [panel(replace(compared, found=found), j) for j in chosen]

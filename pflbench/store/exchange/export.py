@@ -38,7 +38,7 @@ class Rows:
     chunks: Iterator[list[Values]]
 
 
-def rows(engine: Engine, kind: str, runs: Collection[int] | None = None, *, chunk: int = CHUNK) -> Rows:
+def rows(engine: Engine, kind: str, runs: Collection[int] | None = None) -> Rows:
     """The rows of a kind, one of KINDS, of these runs (None: all), by run, round and client. They are read lazily."""
     query = KINDS[kind]
     if runs is not None:
@@ -48,7 +48,7 @@ def rows(engine: Engine, kind: str, runs: Collection[int] | None = None, *, chun
         columns = {c.name: c.type.python_type for c in _IDENTITY} | {"round": int, "client": int} | numbers
         return Rows(columns, _of_arrays(engine, query))
     columns = {c.name: dict if isinstance(c.type, JSON) else c.type.python_type for c in query.selected_columns}
-    return Rows(columns, _chunks(engine, query, chunk))
+    return Rows(columns, _chunks(engine, query))
 
 
 def write(found: Rows, format: str, out: IO[bytes]) -> int:
@@ -125,9 +125,9 @@ def _of_arrays(engine: Engine, query: Any) -> Iterator[list[Values]]:
             yield [(*identity, None if k == 0 else k - 1, *values[k]) for k in tested]
 
 
-def _chunks(engine: Engine, query: Any, size: int) -> Iterator[list[Values]]:
+def _chunks(engine: Engine, query: Any) -> Iterator[list[Values]]:
     with reading(engine) as c:
-        for part in c.execution_options(yield_per=size).execute(query).partitions():
+        for part in c.execution_options(yield_per=CHUNK).execute(query).partitions():
             yield [tuple(_shown(value) if isinstance(value, str | dict) else value for value in row) for row in part]
 
 
