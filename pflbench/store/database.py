@@ -24,7 +24,7 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError
 
 from pflbench.errors import NothingYet, UserError
 from pflbench.plain import without_passwords
-from pflbench.store import failures, journal
+from pflbench.store import journal
 from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, friendly, from_json, place, sqlite_path
 from pflbench.store.opened import in_place, watch
 
@@ -268,9 +268,7 @@ def _server(target: URL, read_only: bool) -> Engine:
         settings["options"] = "-c default_transaction_read_only=on"
     # The URL's own settings take precedence.
     own = {name: value for name, value in settings.items() if name not in target.query}
-    engine = sa.create_engine(target, connect_args=own, pool_pre_ping=True)
-    event.listen(engine, "handle_error", failures.leave_standby)
-    return engine
+    return sa.create_engine(target, connect_args=own, pool_pre_ping=True)
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:

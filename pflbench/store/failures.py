@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, ExceptionContext, make_url
+from sqlalchemy import URL, make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from pflbench.errors import Unreachable, UserError
@@ -76,12 +76,6 @@ def patiently(work: Callable[[], T]) -> T:
         pause = min(2 * pause, 15.0)
 
 
-def leave_standby(context: ExceptionContext) -> None:
-    """Error handler of an engine: drops connections to a read-only server, since a new one may lead to the primary."""
-    if getattr(context.original_exception, "sqlstate", None) == _READ_ONLY:
-        context.is_disconnect = True
-
-
 def sqlite_path(url: URL) -> Path | None:
     """The file of an SQLite database, None for one in memory or of another kind."""
     if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:" or "uri" in url.query:
@@ -111,14 +105,13 @@ def _explain(url: URL, error: Exception) -> UserError | None:
     return kind(f"{place(url)}{sentence.format(first)}.", hint.format(url.database))
 
 
-_READ_ONLY = "25006"  # also after a failover
+_READ_ONLY = "25006"
 _TOO_LONG = ("25P03", "25P04")  # a transaction that lasted, or was idle, for too long
 _NO_PRIVILEGE = "42501"
 _KEPT = "Every round committed before is kept."
 # Regular expressions for SQLSTATE (None: the driver did not reach the server) and the error's first line; the first that fits.
 _SERVER_ERRORS: tuple[tuple[str, type[UserError], str, str], ...] = (
     ("database .*does not exist", UserError, ": there is no such database", f"Make it first: createdb {{}}. {ELSEWHERE}"),
-    (f"^{_READ_ONLY}", Unreachable, " takes no writes: {}", f"Is it a standby, or has it failed over? {ELSEWHERE}"),
     (f"^{_NO_PRIVILEGE}", UserError, ": {}", "Ask the server's owner for the right to it."),
     (r"authentication failed|no password supplied|pg_hba\.conf|role ", UserError, ": {}", ELSEWHERE),
     # Classes of SQLSTATE: connection, resources, a server that was stopped.

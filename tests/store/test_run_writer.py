@@ -64,15 +64,6 @@ def answer_is_lost(_: Server, engine: Engine, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(psycopg.Connection, "commit", commit)
 
 
-def read_only(server: Server, engine: Engine, _: pytest.MonkeyPatch) -> None:
-    """As a connection to a server that has become a standby: it stays so, and another one does not."""
-    engine.dispose()
-    of = f"ALTER DATABASE {engine.url.database} SET default_transaction_read_only"
-    server.sql(f"{of} = on")
-    engine.connect().close()
-    server.sql(f"{of} = off")
-
-
 def idle_for_too_long(server: Server, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a transaction, as a process that was stopped in the middle of it."""
     server.sql(f"ALTER DATABASE {engine.url.database} SET idle_in_transaction_session_timeout = 50")
@@ -92,7 +83,7 @@ def restarted(server: Server, engine: Engine, _: pytest.MonkeyPatch) -> None:
     threading.Timer(0.3, server.start).start()
 
 
-@pytest.mark.parametrize("fault", [answer_is_lost, read_only, idle_for_too_long, restarted])
+@pytest.mark.parametrize("fault", [answer_is_lost, idle_for_too_long, restarted])
 def test_a_round_is_written_once(
     fault: Any,
     server: Server,
@@ -114,6 +105,20 @@ def test_a_round_is_written_once(
     for record in records():
         write_round(store, 1, record)
     assert content(engine) == content(store)
+
+
+def test_a_server_that_takes_no_writes_is_named_and_not_waited_for(server: Server, made: tuple[Engine, RunWriter]) -> None:
+    """As a standby after a failover."""
+    engine, writer = made
+    (first, *_) = records()
+    for mode in ("on", "off"):
+        server.sql(f"ALTER DATABASE {engine.url.database} SET default_transaction_read_only = {mode}")
+        engine.dispose()
+        if mode == "on":
+            with pytest.raises(UserError, match="in a read-only transaction") as told:
+                patiently(lambda: writer.round(first))
+            assert not isinstance(told.value, Unreachable)
+    writer.round(first)
 
 
 def test_patience_ends(server: Server, made: tuple[Engine, RunWriter], monkeypatch: pytest.MonkeyPatch) -> None:
