@@ -55,7 +55,8 @@ class Execution:
         min=0,
     )
     test_after_training: bool = _option(
-        "Test the cohort's models right after local training, too: the series 'after training' (--metric after-training).",
+        "In every round test the cohort's models right after local training, too: the series 'after training' (--metric "
+        "after-training).",
         "--test-after-training",
         default=False,
     )
