@@ -140,17 +140,10 @@ def lay_out_data() -> None:
                 pixels = random.integers(0, 256, (32, 32, 3), np.uint8)
                 Path(folder, str(k), f"{n}.ppm").write_bytes(b"P6 32 32 255\n" + pixels.tobytes())
     put_pfllib(Path("MNIST"), side=28, num_classes=10, non_iid=True, balance=False, partition="dir", alpha=0.1)
+    agnews = ("agnews-quick", "agnews-2000", "honest-agnews")
     cifar10 = ("cifar10-6000", "cifar10-12000", "honest-cifar10")
-    for name in (
-        "agnews-quick",
-        "agnews-2000",
-        "honest-agnews",
-        "mnist-6000",
-        "figure3",
-        "mnist-authors",
-        "elastic-mnist",
-        *cifar10,
-    ):
+    mnist = ("mnist-6000", "mnist-authors", "elastic-mnist", "figure3")
+    for name in (*agnews, *cifar10, *mnist):
         Path(f"{name}.db").write_bytes(lzma.decompress((ROOT / "reports" / f"{name}.db.xz").read_bytes()))
     for name in ("clients", "evidence"):
         Path(f"{name}.db").write_bytes(lzma.decompress((ROOT / "reports" / "digits.db.xz").read_bytes()))
