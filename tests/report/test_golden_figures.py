@@ -17,7 +17,7 @@ from scipy.stats import rankdata
 from sqlalchemy import Engine
 from support.figure_options import FILTERS, RANKED
 
-from pflbench.report import labels, looks
+from pflbench.report import baselines, labels, looks
 from pflbench.report.declared import PLOTS
 from pflbench.report.selection import Filters
 from pflbench.report.style import Drawing
@@ -53,6 +53,13 @@ def test_a_figure(name: str, engine: Engine, raw: Raw) -> None:
     assert set(drawing.runs) == CHECKS[name](drawing.figure, raw)
     assert drawing.caption.endswith(".")
     assert all(words in drawing.caption for words in SAID.get(name, ()))
+
+
+def test_a_majority_class_below_the_axis_is_not_in_the_legend(engine: Engine) -> None:
+    for y_min, there in ((1.0, True), (60.0, False)):
+        drawing = PLOTS["curves"].load()(engine, FILTERS["curves"], y_min=y_min)
+        assert (baselines.MAJORITY in drawing.caption) == there
+        assert any(line.get_label() == baselines.MAJORITY for line in drawing.figure.axes[0].lines) == there
 
 
 def points(xy: np.ndarray) -> tuple[float, ...]:
