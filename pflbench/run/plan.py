@@ -40,6 +40,7 @@ Parsed = dict[str, Any]
 """Specifications of data and of PFLlib's folders, by their text on the command line."""
 
 MAX_SEEDS = 1000
+LARGEST_FLOAT32 = 3.4028234e38
 ADAMW_LR = 0.001  # torch.optim.AdamW's: the papers' rates are those of SGD
 
 _CLASSES: dict[str, Any] = {
@@ -178,8 +179,17 @@ def _run(wanted: RunOptions, dataset: DataSpec, partition: PartitionSpec, method
     lr = defaults.lr if of_dataset else models.learning_rate(model)
     lr = ADAMW_LR if wanted.optimizer == "adamw" else lr
     train = _make(TrainSpec, {"rounds": defaults.rounds, "lr": lr, **given})
+    _require_floats(train, method)
     fields = {"data": dataset, "partition": partition, "model": model, "train": train, "method": method, "seed": seed}
     return canonical(_make(RunSpec, {**fields, "own_model": own}), wanted.data_dir)
+
+
+def _require_floats(train: TrainSpec, method: MethodSpec) -> None:
+    """Raises UserError for values that are finite in Python but infinite in the arithmetic of the run."""
+    values = {"--lr": train.lr, "--weight-decay": train.weight_decay}
+    for name, value in {**values, **{f"{method.name}.{name} =": v for name, v in method.hyperparameters.items()}}.items():
+        if train.floats == "float32" and isinstance(value, (int, float)) and abs(value) > LARGEST_FLOAT32:
+            raise UserError(f"{name} {value:g} is larger than any number of float32.", "It would be infinite in the run.")
 
 
 def _partition(wanted: RunOptions, scheme: str, dataset: DataSpec) -> PartitionSpec:

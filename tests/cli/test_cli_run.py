@@ -105,6 +105,7 @@ def test_a_run_on_a_cpu_does_without_pytorch_s_compiler(tmp_path: Path) -> None:
         ("--lr fast", "--lr fast is not possible: it must be a number."),
         ("--join-ratio 2", "--join-ratio 2.0 is not possible: it must be at most 1."),
         ("--join-ratio 0.05", "selects nobody"),
+        ("--lr 1e308", "--lr 1e+308 is larger than any number of float32."),
         ("--model cnn", "Models that fit this data: logreg, mlp"),
         ("--engine fast", "Valid: auto, batched, loop"),
         ("--device tpu", "Unknown device 'tpu'"),
