@@ -98,12 +98,13 @@ def download(name: Name, data_dir: o.DataDir = o.DEFAULT_DATA) -> None:
 def fetch_missing(names: Iterable[str], partitions: Collection[str], data_dir: Path, wanted: bool, quiet: bool) -> None:
     """Reads the named datasets, and downloads missing ones. If that fails, the reason is printed, and the run reports the data.
 
-    partitions: of all runs; PFLlib folders bring their data. wanted: False for --no-download.
+    partitions: of all runs, if known; PFLlib folders bring their data. wanted: False for --no-download.
     """
     from pflbench import data
 
-    bring = bool(partitions) and all(one.startswith("pfllib") for one in partitions)
-    for name in () if bring else dict.fromkeys(names):
+    if partitions and all(one.startswith("pfllib") for one in partitions):
+        return
+    for name in dict.fromkeys(names):
         with data_view(quiet) as progress:
             size = data.missing_size(name, data_dir, progress)
         if not size or not wanted:
