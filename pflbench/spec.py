@@ -336,10 +336,10 @@ class RunSpec(Spec):
         if self.training_clients < 1:
             raise ValueError(f"--new-clients {self.train.new_clients} of {self.partition.clients} clients leaves nobody to train")
         if int(self.train.join_ratio * self.training_clients) == 0:
-            finer = 1000 * 10 ** len(str(self.training_clients))
+            scale = 1000 * 10 ** len(str(self.training_clients))  # digits enough for a ratio that, rounded up, selects only one
             raise ValueError(
                 f"join ratio {self.train.join_ratio:g} of {self.training_clients} clients selects nobody; "
-                f"{math.ceil(finer / self.training_clients) / finer:g} selects one"
+                f"{math.ceil(scale / self.training_clients) / scale:g} selects one"
             )
         return self
 

@@ -29,7 +29,7 @@ from pflbench.report.figures import ala_convergence, curves, distribution, loss
 from pflbench.report.looks import Look
 from pflbench.report.selection import Filters
 from pflbench.report.style import PrintPage
-from pflbench.report.traces import Axis, Panel, Trace
+from pflbench.report.traces import Axis, Panel, Trace, with_letters
 from pflbench.store import database as db
 
 LEAST = 6  # points that are legible in print
@@ -128,6 +128,11 @@ def test_a_legend_inside_or_none(engine: Engine) -> None:
     add_run(engine, spec("fedala", hyperparameters={}), [0.1, 0.2])
     with pytest.raises(UserError, match=r"inside has room for 8 entries, and here are 9(.|\n)*right or below"):
         figure("curves", engine, PrintPage(legend="inside"))
+
+
+def test_panels_have_letters_also_beyond_z() -> None:
+    assert with_letters(["one"]) == ["one"]
+    assert with_letters([""] * 28)[::9] == ["(a)", "(j)", "(s)", "(ab)"]
 
 
 def test_rounds_have_whole_ticks(engine: Engine) -> None:
