@@ -35,6 +35,7 @@ BESIDE = 0.28  # of the figure's width, for a legend beside the panels
 COLUMNS = 8  # of a legend below the panels, at most
 MARKER = 5  # points, at most, in a legend
 LINES = 6  # of a title or label: names may be very long
+WORD = 10  # letters that stay together, as those of "Per-FedAvg" and "HeurFedAMP"
 
 
 def drawing(
@@ -285,5 +286,5 @@ def _wrapped(text: str, room: float, size: float) -> str:
     width, _, _ = text_to_path.get_text_width_height_descent(text, FontProperties(size=size), ismath=False)
     if width / 72 <= room:
         return text
-    letters = max(4, int(0.95 * len(text) * room * 72 / width))
+    letters = max(WORD, int(0.95 * len(text) * room * 72 / width))
     return textwrap.fill(text, letters, max_lines=LINES, placeholder=" ...", break_on_hyphens=False)

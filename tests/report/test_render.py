@@ -130,6 +130,13 @@ def test_a_legend_inside_or_none(engine: Engine) -> None:
         figure("curves", engine, PrintPage(legend="inside"))
 
 
+def test_a_method_s_name_is_never_cut_in_a_legend(golden: Engine) -> None:
+    for size in (9, 12):
+        page = PrintPage(style.COLUMN, font_size=size, legend="right")
+        (legend,) = figure("curves", golden, page, Filters(methods=("fedavg", "fedala"))).legends
+        assert {"FedAvg", "FedALA"} <= {text.get_text() for text in legend.get_texts()}
+
+
 def test_panels_have_letters_also_beyond_z() -> None:
     assert with_letters(["one"]) == ["one"]
     assert with_letters([""] * 28)[::9] == ["(a)", "(j)", "(s)", "(ab)"]
