@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from pflbench.store.exchange.merge import Outcome
 
+Format = Literal["csv", "parquet", "json"]
+FORMATS = get_args(Format)
 _WORDS = {
     "new": "new",
     "attempt": "as the next attempt of a key",
@@ -40,7 +42,7 @@ def export(
     kind: Annotated[Literal["runs", "rounds", "clients", "new-clients", "measures"], typer.Argument(help="Content of the rows.")],
     *,
     format: Annotated[
-        Literal["csv", "parquet", "json"] | None,
+        Format | None,
         typer.Option("--format", "-f", help="Default: by the suffix of the file, else csv."),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file instead of stdout.")] = None,
@@ -53,8 +55,11 @@ def export(
     """
     from pflbench.store.exchange import export as store
 
-    form = format or ("csv" if output is None else output.suffix.lower().removeprefix("."))
-    if form not in ("csv", "parquet", "json"):
+    suffix = "" if output is None else output.suffix.lower().removeprefix(".")
+    form = format or ("csv" if output is None else suffix)
+    if suffix in FORMATS and suffix != form:
+        raise UserError(f"--format {form} contradicts the name {output}.", "Leave out one of them, or change the name.")
+    if form not in FORMATS:
         raise UserError(f"The name {output} does not say a format.", "Let it end in .csv, .parquet or .json, or add --format.")
     if output is None and form == "parquet" and sys.stdout.isatty():
         raise UserError("Parquet is not for a terminal.", f"Give a file: -o {kind}.parquet")

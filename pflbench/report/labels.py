@@ -33,6 +33,7 @@ _ITEMS = {
     "train.rounds": "{} rounds",
     "train.local_epochs": "{} local epochs",
     "train.batch_size": "batch size {}",
+    "train.drop_last": "drop last batch {}",
     "train.lr": "lr {}",
     "train.join_ratio": "join ratio {}",
     "train.eval_every": "evaluated every {} rounds",
@@ -46,6 +47,8 @@ _ITEMS = {
     "train.lr_schedule": "lr schedule {}",
     "train.lr_step_every": "lr step every {} rounds",
     "train.lr_gamma": "lr gamma {}",
+    "train.val_share": "validation share {}",
+    "train.eval_repeats": "{} readings of a random test",
     "train.new_clients": "{} new clients",
     "train.new_every": "new clients every {} rounds",
     "train.new_epochs": "{} epochs of new clients",
@@ -196,6 +199,12 @@ def words(key: str, value: Any) -> str:
 def prefix(number: float) -> tuple[str, int]:
     """The largest of PREFIXES that the number reaches, and its factor: 3e7 -> ('M', 1000000)."""
     return max(((name, factor) for name, factor in PREFIXES.items() if factor <= number), key=lambda one: one[1], default=("", 1))
+
+
+def number(value: float, form: str) -> str:
+    """The value in this format, but '12,345' instead of '1.234e+04'."""
+    text = format(value, form)
+    return f"{value:,.0f}" if "e+" in text else text
 
 
 def counted(number: int, thing: str) -> str:

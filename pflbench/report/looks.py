@@ -24,6 +24,7 @@ FILLS: tuple[dict[str, Any], ...] = (
     {"fillstyle": "full", "markerfacecolor": "white"},
     {"fillstyle": "bottom", "markerfacecoloralt": "white"},
 )
+HALVED = ("o", "s", "D")  # markers on which half a fill shows at print size
 PLUGGED = 2  # the place in FILLS
 # In widths of the line: on, off, ...
 DASHES = (
@@ -121,7 +122,10 @@ def _look(slot: int, plugged: bool) -> Look:
 
 
 def _marks(first: Look) -> Iterable[tuple[str, int]]:
-    """The looks of variants: the other fill of the marker, then both fills of the other markers."""
+    """The looks of variants: the other fill of the marker, then those of other markers, last what is hard to tell."""
     at = MARKERS.index(first.marker)
     markers = (*MARKERS[at:], *MARKERS[:at])
-    return ((marker, first.fill + k) for marker in markers for k in (0, 1))
+    return sorted(
+        ((marker, first.fill + k) for marker in markers for k in (0, 1)),
+        key=lambda one: one[1] > first.fill and one[0] not in HALVED,
+    )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.legend import Legend
+    from matplotlib.text import Text
 
 FEW = 8  # entries of a legend, above which it would hide data inside a panel
 LEAST = 0.45  # of a panel
@@ -242,20 +243,27 @@ def _fit(figure: Figure, rows: int, legend: Legend | None, shape: float, lowest:
     if legend is not None:
         figure.set_figheight(figure.get_figheight() + legend.get_window_extent().height / DPI)
     _place(figure)
-    each, high = _panel_size(figure)
-    texts = [text for ax in figure.axes for text in (ax.title, ax.xaxis.label)]
-    wrapped = [_wrapped(text.get_text(), each, float(text.get_fontsize())) for text in texts]
-    if wrapped != [text.get_text() for text in texts]:
-        for text, lines in zip(texts, wrapped, strict=True):
-            text.set_text(lines)
+    each, _ = _panel_size(figure)
+    if _wrap([ax.yaxis.label for ax in figure.axes], min(max(shape * each, lowest), highest)):
+        _place(figure)  # panels are narrower beside labels of more lines
+        each, _ = _panel_size(figure)
+    if _wrap([text for ax in figure.axes for text in (ax.title, ax.xaxis.label)], each):
         _place(figure)
-        each, high = _panel_size(figure)
+    each, high = _panel_size(figure)
     total = figure.get_figheight() + rows * (min(max(shape * each, lowest), highest) - high)
     if legend is not None:
         total = max(total, legend.get_window_extent().height / DPI + 0.1)
     figure.set_figheight(total)
     _place(figure)
     figure.set_layout_engine(None)  # it has done its work, and is not asked again where the figure is written
+
+
+def _wrap(texts: Sequence[Text], room: float) -> bool:
+    """Wraps the texts to about `room` inches. Returns whether that changed any."""
+    before = [text.get_text() for text in texts]
+    for text in texts:
+        text.set_text(_wrapped(text.get_text(), room, float(text.get_fontsize())))
+    return before != [text.get_text() for text in texts]
 
 
 def _place(figure: Figure) -> None:
@@ -269,7 +277,7 @@ def _place(figure: Figure) -> None:
     if not fits:
         raise UserError(
             f"This figure does not fit {figure.get_figwidth():g} inches with a text of {style.page().font_size:g} pt.",
-            "Give a larger --width or a smaller --font-size, or put the legend --legend below.",
+            "Give a larger --width or a smaller --font-size" + (", or put the legend --legend below." if figure.legends else "."),
         )
 
 

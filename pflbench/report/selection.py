@@ -135,7 +135,7 @@ class Filters:
         if unruled:
             notes.append(f"Not counted: {labels.counted(len(unruled), 'run')} without {_lacking(rule)}.")
         if unfinished := [result for result in left_out if result not in unruled]:
-            notes.append(f"Not counted: {_tally(unfinished)}. --status any shows what they have.")
+            notes.append(f"Not counted: {_tally(unfinished)}. `--status any` shows what they have.")
         if partial := [result for result in counted if result.status != "finished"]:
             notes.append("Counted as far as they got: " + ", ".join(f"run {r.id} ({r.status})" for r in partial) + ".")
         arranged = arrange(counted)
@@ -303,14 +303,18 @@ def measured(engine: Engine, filters: Filters, metric: str, rule: RoundRule = BE
     """
     found = filters.select(engine, rule)
     counted = by_measure(engine, found.runs, metric, rule)
+    what = TITLES[metric] + (f" within {budgets.amount(rule.at)}" if rule.at else "")
     if not counted:
         raise UserError(
-            f"None of these runs has measured {TITLES[metric]}.",
-            f"Runs do with {_HOW.get(metric, '--metrics-every 1')}; --force runs finished ones anew.",
+            f"None of these runs has measured {what}.",
+            "Give a larger --at, or measure it: " * bool(rule.at)
+            + f"Runs do with {_HOW.get(metric, '--metrics-every 1')}; --force runs finished ones anew.",
         )
     left = len(found.runs) - len(counted)
-    note = f"Not counted: {labels.counted(left, 'run')} without {TITLES[metric]} ({_HOW.get(metric, '--metrics-every')})."
-    return replace(filters.arranged(engine, counted), notes=(*found.notes, *((note,) if left else ())))
+    note = f"Not counted: {labels.counted(left, 'run')} without {what} (`{_HOW.get(metric, '--metrics-every')}`)."
+    kept = filters.arranged(engine, counted, rule)
+    others = [said for said in found.notes if said not in budgets.notes(found, rule.at)]
+    return replace(kept, notes=(*others, *kept.notes, *((note,) if left else ())))
 
 
 def spread(values: Sequence[int], most: int) -> list[int]:
@@ -339,7 +343,7 @@ def parse(text: str, at: str | None = None) -> RoundRule:
     if count := re.fullmatch("mean-last:0*([1-9][0-9]*)", text):
         return RoundRule("mean-last", int(count[1]), budget)
     raise UserError(
-        f"Unknown selection '{text}'.",
+        f"--round-rule {text} is not possible.",
         "Valid: best, val, last, mean-last:K, e.g. mean-last:10 for the mean of the last 10 rounds.",
     )
 

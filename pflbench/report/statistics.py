@@ -157,7 +157,7 @@ def compare(values: Mapping[str, Values], against: str, test: Test) -> dict[str,
     found = {}
     for row, (p, number) in raw.items():
         differing = int(np.count_nonzero(differences(*pairs[row])))  # Wilcoxon's test drops the other pairs
-        least = min(1.0, len(tested) * least_p(differing if test == OVER_CLIENTS else number, test))
+        least = min(1.0, len(tested) * least_p(differing, test))
         found[row] = Comparison(against, number, p, corrected.get(row), least)
     return found
 

@@ -25,6 +25,7 @@ GREY = "#888888"
 PALE = 0.18  # opacity of a band
 DECADE = 10  # of the largest to the smallest loss: from here on a logarithmic axis tells more
 MOST = 7  # its ticks
+FEW = 4  # ticks of an axis for costs: figures of costs stand side by side
 BESIDE = 0.12  # of an axis for a few values, at both ends
 
 
@@ -117,7 +118,7 @@ def of_losses(label: str, losses: Sequence[float], *, zero: bool = False) -> Axi
         return Axis(label, zero=zero)
     limits = min(losses) / 1.3, max(losses) * 1.3
     ticks = _round_numbers(*limits, 3)
-    return Axis(label, log=True, limits=limits, ticks=_texts(ticks[:: -(-len(ticks) // MOST)]))
+    return Axis(label, log=True, limits=limits, ticks=_texts(_few(ticks, MOST)))
 
 
 def of_all(panels: Sequence[Panel], *, zero: bool = False) -> list[Panel]:
@@ -134,7 +135,7 @@ def of_costs(label: str, costs: Sequence[float]) -> Axis:
     if not some:
         return Axis(label, limits=(-0.05, 1))
     low, end, free = min(some), 1.5 * max(some), min(costs) == 0
-    ticks = _texts(_round_numbers(low / 1.5, end, 3 - free))
+    ticks = _texts(_few(_round_numbers(low / 1.5, end, 3 - free), FEW))
     if not free:
         return Axis(label, log=True, limits=(low / 1.5, end), ticks=ticks)
     # As far below the smallest cost as in print, whose axis is linear for half a decade.
@@ -144,6 +145,10 @@ def of_costs(label: str, costs: Sequence[float]) -> Axis:
 
 def _texts(ticks: Iterable[float]) -> dict[float, str]:
     return {tick: f"{tick:g}" for tick in ticks}
+
+
+def _few(ticks: Sequence[float], most: int) -> Sequence[float]:
+    return ticks[:: -(-len(ticks) // most)]
 
 
 def _round_numbers(low: float, high: float, fewest: int) -> tuple[float, ...]:
@@ -175,4 +180,5 @@ def not_drawn(found: Arranged, drawn: int) -> tuple[str, ...]:
     """A note where not all settings are drawn."""
     if drawn == len(found.settings):
         return ()
-    return (f"Drawn: the {drawn} settings with the most runs, of {len(found.settings)}. Choose with --dataset and --partition.",)
+    most = "setting" if drawn == 1 else f"{drawn} settings"
+    return (f"Drawn: the {most} with the most runs, of {len(found.settings)}. Choose with --dataset and --partition.",)

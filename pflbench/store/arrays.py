@@ -75,11 +75,13 @@ def read(engine: Engine, run_id: int, name: str, of: Sequence[int]) -> dict[int,
 def read_one(engine: Engine, run_id: int, name: str, round: int | None = None) -> Array:
     """The array of a run and round (default: the newest). Raises UserError, with the run's names, if there is none."""
     stored = rounds(engine, [run_id])
-    wanted = [t for t in stored.get((run_id, name), []) if round in (None, t)]
+    kept = stored.get((run_id, name), [])
+    wanted = [t for t in kept if round in (None, t)]
+    if not wanted and kept:
+        raise UserError(f"Run {run_id} has no '{name}' of round {round}.", f"It has those of round {', '.join(map(str, kept))}.")
     if not wanted:
-        where = "" if round is None else f" of round {round}"
         names = sorted(name for _, name in stored)
-        raise UserError(f"Run {run_id} has no artifact '{name}'{where}.", f"It has: {', '.join(names) or 'none'}.")
+        raise UserError(f"Run {run_id} has no artifact '{name}'.", f"It has: {', '.join(names) or 'none'}.")
     return read(engine, run_id, name, wanted[-1:])[wanted[-1]]
 
 

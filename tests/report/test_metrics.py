@@ -36,6 +36,17 @@ def test_a_table_and_an_export_have_the_same_values(ran: Shell, tmp_path: Path) 
     assert "Not counted: 1 run without AUC" in shown.out
 
 
+def test_a_budget_says_what_it_leaves_out(shell: Shell) -> None:
+    assert shell(*RUN, "-m", "fedavg", "-m", "local", "--test-after-training").code == 0
+    shown = shell("table", "accuracy", "--metric", "after-training", "--at", "bytes=1")
+    assert "Not counted: 1 run without Accuracy after local training within 1 bytes (`--test-after-training`)." in shown.out
+    assert "counted with the initial model" not in shown.out, "FedAvg, which is not counted"
+    refused = shell("table", "accuracy", "--metric", "after-training", "--at", "flops=1", "--round-rule", "last")
+    assert refused.code == 2
+    assert "None of these runs has measured Accuracy after local training within 1 FLOPs." in refused.err
+    assert "Give a larger --at, or measure it: Runs do with --test-after-training" in refused.err
+
+
 def test_the_best_round_is_the_most_accurate_of_those_measured(ran: Shell) -> None:
     ran("export", "rounds", "-o", "rounds.json")
     ran("export", "measures", "-o", "measures.json")

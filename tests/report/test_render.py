@@ -89,6 +89,18 @@ def test_every_figure_fits_a_column_and_a_page(golden: Engine, name: str, width:
         check(made)
 
 
+@pytest.mark.parametrize("size", [8, 10, 14])
+def test_labels_beside_an_axis_are_not_cut(size: float) -> None:
+    trace = Trace([0, 1], [70, 90], Look("#000000", "o", 0, 0), "FedAvg")
+    panels = [Panel(title, Axis("Round"), Axis("Test accuracy after local training (%)"), [trace]) for title in ("one", "two")]
+    for some in (panels, panels[:1]):
+        with style.on(PrintPage(font_size=size)):
+            made = render.drawing(some, [panel.title for panel in some], "", columns=1).figure
+        labels = [ax.yaxis.label.get_window_extent() for ax in made.axes]
+        assert all(0 <= label.x0 and 0 <= label.y0 and label.y1 <= made.bbox.y1 for label in labels)
+        assert not any(a.overlaps(b) for a, b in combinations(labels, 2))
+
+
 def test_titles_of_many_words_are_not_cut(golden: Engine) -> None:
     """Settings that differ in model, clients, batch size and rounds."""
     for width in (None, *style.WIDTHS.values()):
@@ -211,6 +223,17 @@ def test_circles_are_whole_and_hide_no_neighbour(engine: Engine, shape: tuple[in
     apart = min(np.ptp(at[:, 0]) / (shape[0] - 1), np.ptp(at[:, 1]) / (shape[1] - 1))
     assert across <= 1.25 * apart or across <= 2.4 * apart < 2 * style.DPI * 5 / 72
     assert across >= 4 * style.DPI / 72 or across >= 2 * apart
+
+
+def test_the_circles_of_a_thousand_clients_can_be_seen(engine: Engine) -> None:
+    add_partition(engine, counts=np.eye(10)[np.arange(1000) % 10].tolist())
+    (ax,) = distribution.plot(engine).figure.axes
+    (circles,) = ax.collections
+    clients, classes = np.asarray(ax.transData.transform(circles.get_offsets())).T
+    across = float(np.sqrt(circles.get_sizes().max())) * style.DPI / 72  # pixels
+    assert across >= 4 * style.DPI / 72
+    assert across <= 1.25 * np.ptp(classes) / 9, "classes stay apart"
+    assert across <= 10 * np.ptp(clients) / 999, "circles of the same class stay apart"
 
 
 def test_bars_at_the_same_x_stand_side_by_side_and_panels_of_one_quantity_share_their_axis() -> None:

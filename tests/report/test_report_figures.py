@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -57,6 +58,9 @@ def test_the_y_axis_begins_where_it_is_told_in_every_panel(engine: Engine) -> No
     assert {ax.get_ylim() for ax in curves.plot(engine, y_min=60).figure.axes} == {(low, high)}
     with pytest.raises(UserError, match=r"--y-min 95 leaves nothing to draw\.\nThe highest value is 95\.00 %\."):
         curves.plot(engine, y_min=95)
+    for endless in (-math.inf, math.inf, math.nan):
+        with pytest.raises(UserError, match="leaves nothing to draw"):
+            curves.plot(engine, y_min=endless)
 
 
 def test_runs_without_times_are_named(engine: Engine) -> None:

@@ -15,7 +15,7 @@ from pflbench.errors import UserError
 from pflbench.report import paper
 from pflbench.report.declared import TABLES
 from pflbench.report.selection import Filters
-from pflbench.report.statistics import Statistics, deviation, holm, interval, least_p, paired
+from pflbench.report.statistics import Statistics, compare, deviation, holm, interval, least_p, paired
 from pflbench.report.tables import ranks
 from pflbench.report.tables.accuracy import AccuracyTable, build
 from pflbench.report.tables.cell import Cell
@@ -72,6 +72,8 @@ def test_wilcoxon_by_hand() -> None:
     assert paired(seeds(1, 2, 3, 4, 5, 6), seeds(0, 0, 0, 0, 0, 0), "wilcoxon") == (0.03125, 6)
     assert paired(base, base, "wilcoxon") == (1.0, 5)
     assert [least_p(n, "wilcoxon") for n in (2, 5, 6)] == [0.5, 0.0625, 0.03125]
+    tied = compare({"a": dict(enumerate([1.0] * 5 + [0.0])), "b": dict.fromkeys(range(6), 0.0)}, "b", "wilcoxon")["a"]
+    assert (tied.pairs, tied.p, tied.least) == (6, 0.0625, 0.0625), "SciPy drops the pair without a difference"
 
 
 def test_t_by_its_closed_form() -> None:

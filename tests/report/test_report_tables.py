@@ -224,7 +224,7 @@ def test_the_elastic_table_counts_the_central_test_set(engine: Engine) -> None:
     assert [c and c.mean for c in table.columns[0].cells] == [70.0, 74.0]
     assert table.columns[0].verdicts == ("protocol differs",) * 2
     assert "† protocol differs (MNIST): partition pathological instead of unknown." in table.notes
-    assert "Not counted: 1 run without a central test set (--central-test)." in table.notes
+    assert "Not counted: 1 run without a central test set (`--central-test`)." in table.notes
     last = TABLES["elastic"].load()(engine, Filters(datasets=["mnist"]), round_rule="last")
     assert [c and c.mean for c in last.columns[0].cells] == [69.0, 74.0]
     assert "pflbench does not have the dataset cinic10." in TABLES["elastic"].load()(engine).notes

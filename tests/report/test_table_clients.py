@@ -155,7 +155,7 @@ def test_lines_are_the_sorted_differences(filled: Engine) -> None:
     assert ditto.get_xdata().tolist() == pytest.approx([5, 15, 25, 35, 45, 55, 65, 75, 85, 95])
     assert ditto.get_ydata().tolist() == pytest.approx([-9, -3, -2, 0, 0, 4, 4, 6, 10, 10])
     assert fedavg.get_ydata().min() == -52
-    assert ax.get_ylabel() == "Accuracy minus Local's (points)"
+    assert ax.get_ylabel().split() == ["Accuracy", "minus", "Local's", "(points)"]
     assert "Clients below zero are worse off than with Local." in drawing.caption
     assert set(drawing.runs) == {1, 2, 3, 4, 5, 6}
     (other,) = figure.plot(filled, Filters(methods=["ditto"]), against="fedavg").figure.axes
@@ -170,9 +170,13 @@ def test_without_local_fedavg_is_at_zero(engine: Engine) -> None:
     assert "pflbench run -m local -d mnist" in alone.value.hint
     add(engine, "ditto", 0, percent(60, 60))
     (ax,) = figure.plot(engine).figure.axes
-    assert ax.get_ylabel() == "Accuracy minus FedAvg's (points)"
+    assert ax.get_ylabel().split() == ["Accuracy", "minus", "FedAvg's", "(points)"]
     with pytest.raises(UserError, match="of Local beside another"):
         figure.plot(engine, against="local")
+    for method in ("local", "fedavg"):
+        add(engine, method, 0, percent(50, 60), dataset="cifar10")
+    lines = [line.get_label() for ax in figure.plot(engine).figure.axes for line in ax.lines]
+    assert sorted(lines) == ["Ditto", "FedAvg", *["FedAvg or Local (zero)"] * 2], "one entry in the legend"
 
 
 def test_of_many_methods_the_best_are_in_colour_and_decide_the_axis(engine: Engine) -> None:

@@ -42,6 +42,12 @@ def test_sums_by_hand(engine: Engine) -> None:
     assert cell(engine, "fedavg", 76).reached == 0
 
 
+def test_large_numbers_are_written_out() -> None:
+    values = {"bytes": 82_920e6, "seconds_simulated": 9_999.4, "round": 12_000.0}
+    shown = [TimeCell(values, 1, (1,)).text(name, ".4g", unit) for name, unit in zip(values, (1e-6, 1, 1), strict=True)]
+    assert shown == ["82,920", "9999", "12,000"]
+
+
 def test_means_are_over_the_runs_that_get_there(engine: Engine) -> None:
     for seed, accuracies in enumerate((ACCURACIES, (0.7,), (0.5, 0.5))):
         add(engine, "fedavg", accuracies, seed)

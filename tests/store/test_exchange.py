@@ -96,6 +96,13 @@ def test_clients_as_parquet(mine: Engine, shell: Shell, tmp_path: Path) -> None:
     assert (last["client"], last["correct"], last["total"], last["accuracy"], last["loss"]) == (3, 6, 40, 0.15, 4.5)
 
 
+def test_a_format_that_contradicts_the_name_is_refused(mine: Engine, shell: Shell, tmp_path: Path) -> None:
+    done = shell("export", "rounds", "--format", "parquet", "-o", "x.csv")
+    assert (done.code, "--format parquet contradicts the name x.csv." in done.err) == (2, True)
+    assert not (tmp_path / "x.csv").exists()
+    assert shell("export", "rounds", "--format", "csv", "-o", "x.txt").code == 0
+
+
 def test_runs_as_strict_json_and_as_csv(mine: Engine, shell: Shell) -> None:
     write_round(mine, 1, make_record(4, accuracy=0.18))  # as after round 3: of equally good rounds the earliest is the best
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -46,15 +46,16 @@ def plot(
     rule = selection.parse(round_rule)
     compared = compare(engine, filters, rule, against)
     found, chosen, colours = render.chosen_settings(compared.found, filters)
-    drawn = [panel(replace(compared, found=found), j) for j in chosen]
+    line = zero(compared.bases[j] for j in chosen)
+    drawn = [panel(replace(compared, found=found), j, line) for j in chosen]
     said = caption(drawn, compared, chosen, rule) + (f"{colours} The axis has the range of those in colour." if colours else "")
-    return render.of_settings(found, drawn, said, first=[*dict.fromkeys(zero(compared.bases[j]) for j in chosen)])
+    return render.of_settings(found, drawn, said, first=[line])
 
 
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """The `most` settings with the most runs, or all. Raises UserError where no setting has Local or FedAvg beside others."""
     compared = compare(engine, filters, selection.BEST)
-    panels = [(j, panel(compared, j)) for j in busiest(compared.found, most)]
+    panels = [(j, panel(compared, j, zero([compared.bases[j]]))) for j in busiest(compared.found, most)]
     return [web.figure("clients", one, caption([one], compared, [j], selection.BEST), compared.found.notes) for j, one in panels]
 
 
@@ -86,7 +87,7 @@ def compare(engine: Engine, filters: Filters, rule: RoundRule, against: Against 
 
 
 def caption(drawn: Sequence[Panel], compared: Compared, columns: Sequence[int], rule: RoundRule) -> str:
-    base = " or ".join(dict.fromkeys(compared.bases[j].row.label for j in columns))
+    base = _named(compared.bases[j] for j in columns)
     return (
         f"Test accuracy of each client minus that with {base} under the same seed, sorted: "
         f"{lettered([panel.title for panel in drawn])}. Clients below zero are worse off than with {base}. "
@@ -94,19 +95,23 @@ def caption(drawn: Sequence[Panel], compared: Compared, columns: Sequence[int], 
     )
 
 
-def zero(base: ClientRuns) -> str:
+def zero(bases: Iterable[ClientRuns]) -> str:
     """The zero line's entry in the legend."""
-    return f"{base.row.label} (zero)"
+    return f"{_named(bases)} (zero)"
 
 
-def panel(compared: Compared, column: int) -> Panel:
-    """The sorted differences of a setting."""
+def _named(bases: Iterable[ClientRuns]) -> str:
+    return " or ".join(dict.fromkeys(base.row.label for base in bases))
+
+
+def panel(compared: Compared, column: int, zero: str) -> Panel:
+    """The sorted differences of a setting. zero: the entry of its zero line in the legend."""
     found, tested, base = compared.found, compared.tested[column], compared.bases[column]
     cells = found.column(column)
     lines = [_line(row, tested[row.key], base, k / len(cells)) for k, (row, _) in enumerate(cells)]
     coloured = [y for trace in lines if trace.look != OTHER for y in trace.y]
     grey = any(trace.look == OTHER for trace in lines)
-    line = Trace([0, 100], [0, 0], ZERO, zero(base), draws="lines", width=0.9)
+    line = Trace([0, 100], [0, 0], ZERO, zero, draws="lines", width=0.9)
     return Panel(
         found.settings[column].title,
         Axis("Clients, sorted (%)", limits=(0, 100)),

@@ -132,7 +132,7 @@ def _floor_said(panels: Sequence[Panel]) -> str:
 def _from(y_min: float, panels: Sequence[Panel]) -> list[Panel]:
     """The panels with one y axis that begins at y_min, without a majority class below it. Raises UserError if all is below."""
     highest = max(float(np.max(trace.y, initial=0)) for panel in panels for trace in panel.traces)
-    if not y_min < highest:
+    if not -math.inf < y_min < highest:
         raise UserError(f"--y-min {y_min:g} leaves nothing to draw.", f"The highest value is {highest:.2f} %.")
     shown = (y_min, highest + MARGIN * (highest - y_min))
     return [replace(panel, y=replace(panel.y, limits=shown), traces=_without_floor(panel.traces, y_min)) for panel in panels]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # The largest circle of a panel, in the room for one client or one class, whichever is less: larger ones hide their neighbours.
 DIAMETER = 1.15
-LEAST = 5.0  # points: smaller ones are hard to see, and where there are so many most are far smaller than the largest
+LEAST = 3.5  # points, of that room: smaller circles are hard to see; of so many, most are far smaller than the largest
 ALPHA = 0.75
 MANY = 30  # clients or classes, that take a page's width
 WIDTH, HEIGHTS, AXIS, LARGEST = 640, (400, 760), 70, 60  # of an interactive figure, in pixels; many classes have little room
@@ -143,9 +143,9 @@ def _circles(ax: Axes, partition: PartitionRecord) -> None:
 
 
 def diameter(width: float, height: float, places: tuple[int, ...]) -> float:
-    """The area of the largest circle, in points, in a panel of this size with so many clients and classes."""
-    room = min(width / places[0], height / places[1])
-    return max(DIAMETER * room, min(LEAST, 2 * DIAMETER * room))
+    """The diameter of the largest circle, in points, in a panel of this size with so many clients and classes."""
+    room, other = sorted((width / places[0], height / places[1]))
+    return DIAMETER * max(room, min(LEAST, max(2 * room, other)))
 
 
 def caption(chosen: Sequence[PartitionRecord]) -> str:

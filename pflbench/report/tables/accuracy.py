@@ -206,7 +206,7 @@ def build(
             replace(column, cells=cellular.compare(column.cells, list(names), base, wanted.test, engine, rule))
             for column in columns
         ]
-    if declared is None:
+    if declared is None and not filters.runs:
         left += baselines.note(found, baselines.of_any_method(engine, filters, rule))
     columns, machines = _with_machines(columns, rows) if rule.at and rule.at.measure == "seconds" else (columns, [])
     notes = _notes(rule, wanted, rows, columns, declared, TITLES[metric] if metric else "Accuracy") + machines
@@ -271,7 +271,7 @@ def _notes(
             * (rule.rule == "val" and measured == "Accuracy")
         ),
         *([baselines.MAJORITY_SAID] * any(column.majority is not None for column in columns)),
-        *(["Of the rounds in which it was computed, the rule takes the most accurate or the last."] * (measured in COMPUTED)),
+        *(["The rule chooses among the rounds in which it was computed."] * (measured in COMPUTED)),
         *stats.notes(wanted, [cell.n for cell in cells], [c.comparison for c in cells if c.comparison]),
     ]
     notes += selection.short_runs(rule, [cell.used for cell in cells])

@@ -166,7 +166,8 @@ def build(engine: Engine, filters: Filters = Filters(), *, round_rule: str = "be
     notes = _notes(rule, cells, found)
     if without:
         notes.append(f"Left out, without results by client: {of_runs(without)}.")
-    notes += baselines.note(found, every, (*AGAINST, FINE_TUNED))
+    if not filters.runs:
+        notes += baselines.note(found, every, (*AGAINST, FINE_TUNED))
     return ClientTable(str(rule), found, cells, (*notes, *found.notes))
 
 

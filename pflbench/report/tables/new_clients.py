@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.errors import NothingYet
@@ -96,7 +95,7 @@ def select(engine: Engine, filters: Filters) -> tuple[Arranged, dict[int, Adapta
             "Make some: pflbench run -m fedavg -m fedrep -d digits --new-clients 3",
         )
     left = len(found.runs) - len(adapted) - sum(run.status == "finished" for run in silent)
-    others = (f"Not counted: {labels.counted(left, 'run')} without results of new clients (--new-clients).",) if left else ()
+    others = (f"Not counted: {labels.counted(left, 'run')} without results of new clients (`--new-clients`).",) if left else ()
     arranged = filters.arranged(engine, [_valued(run, adapted[run.id]) for run in aside if run.id in adapted])
     return replace(arranged, notes=(*undefined, *others, *found.notes)), adapted
 
@@ -112,6 +111,6 @@ def _column(found: Arranged, j: int, adapted: dict[int, Adaptation], wanted: sta
         return cellular.make([_valued(run, adapted[run.id], epochs) for run in runs], wanted)
 
     runs = [found.cells.get((i, j), ()) for i in range(len(found.rows))]
-    fewest = int(np.min([len(adapted[run.id].accuracy) for of in runs for run in of]))
+    fewest = min(len(adapted[run.id].accuracy) for of in runs for run in of)
     columns = {epochs: tuple(made(of, epochs) if of else None for of in runs) for epochs in range(fewest)}
     return {epochs: cellular.mark_best(cells) for epochs, cells in columns.items()}

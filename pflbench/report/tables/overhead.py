@@ -217,7 +217,7 @@ def _text(cell: CostCell | None, name: str, form: str, unit: float) -> str:
     value, is_paper = cell.values[name], name.startswith("paper_")
     if value is None:
         return "" if is_paper else "-"
-    text = value if isinstance(value, str) else format(value * unit, form)
+    text = value if isinstance(value, str) else labels.number(value * unit, form)
     return text + " †" * (is_paper and bool(cell.differences)) + f" {ELSEWHERE}" * (name in TIMES and bool(cell.elsewhere))
 
 

@@ -106,7 +106,7 @@ def _collected(
         tested = by_series(engine, runs, CENTRAL, rule)
         notes = found.notes
         if less := len(runs) - len(tested):
-            notes = (*notes, f"Not counted: {labels.counted(less, 'run')} without a central test set (--central-test).")
+            notes = (*notes, f"Not counted: {labels.counted(less, 'run')} without a central test set (`--central-test`).")
         found = replace(arrange(tested), notes=notes)
     if not any(_matches(row, line) for row in found.rows for line in declared.lines):
         raise _nothing(declared)

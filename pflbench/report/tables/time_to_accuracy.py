@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
+from pflbench.report import labels
 from pflbench.report.arrangement import Arranged
 from pflbench.report.selection import Filters
 from pflbench.report.tables.grid import CellText, Column, Grid
@@ -37,7 +38,7 @@ class TimeCell:
         if not self.reached:
             return "never"
         value, some = self.values[name], f" ({self.reached}/{len(self.runs)})" if self.reached < len(self.runs) else ""
-        return "-" if value is None else format(value * unit, form) + some
+        return "-" if value is None else labels.number(value * unit, form) + some
 
 
 @dataclass(frozen=True)
