@@ -218,9 +218,13 @@ def _plugins(sweep: StoredSweep) -> tuple[Path, ...]:
 
 def remaining(asked: SweepCommand, retry_failed: bool) -> tuple[list[RunSpec], dict[str, str]]:
     """The runs to train, and the states of those to skip: finished, diverged, or failed before."""
+    from pflbench.run.training import require_same_code
     from pflbench.store import sweeps
 
     state = sweeps.sweep_state(asked.results, asked.sweep.specs)
+    for spec in asked.sweep.specs:
+        if (begun := state.runs[spec.key]) is not None:
+            require_same_code(begun, spec)
     over = {*OVER} - {"failed"} if retry_failed else OVER
     skipped = {key: own for key, own in state.states.items() if own in over}
     return [spec for spec in asked.sweep.specs if spec.key not in skipped], skipped

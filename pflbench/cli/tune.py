@@ -72,6 +72,8 @@ def tune(
     Then the best settings and the defaults are run on fresh seeds. The same command continues after an interruption.
     """
     from pflbench.run import trusted
+    from pflbench.run.federation_data import load_federation_data
+    from pflbench.run.memory_estimate import require_possible
     from pflbench.run.plan import warnings
     from pflbench.sweep.choose_executor import executor_options
     from pflbench.sweep.study import checked_name
@@ -79,17 +81,21 @@ def tune(
 
     if not asked["val_share"]:  # before data are downloaded
         raise UserError("A study chooses by validation accuracy, and no validation data are set aside.", "Add --val-share 0.1.")
+    if len(set(asked["datasets"])) > 1:
+        raise UserError("A study has one dataset.", "Make a study for each dataset.")
     executor = executor_options(workers)
     fetch_missing(asked["datasets"], [asked["partition"] or ""], data_dir, download and not dry_run, quiet)
     planned = define(o.run_options({**asked, "data_dir": data_dir}), search, sampler, trials, best)
     defaults = [planned.spec(method) for method in planned.methods]
-    for text in warnings(defaults):
-        message(f"Note: {text}")
     how = execution(executed)
+    if not dry_run:
+        prepare(defaults, data_dir, quiet)
+        planned = planned.possible(lambda spec: require_possible(spec, load_federation_data(spec, data_dir)))
+    for text in (*warnings(defaults), *planned.notes):
+        message(f"Note: {text}")
     if dry_run:
         _show_plan(planned, as_json)
         return
-    prepare(defaults, data_dir, quiet)
     trusted.remember(trusted.wanted(defaults, asked["plugins"], how.checkpoints, executor.words()))
     with opened(db, create=True) as results, ExitStack() as held:
         from pflbench.report.declared import TABLES

@@ -71,7 +71,7 @@ def _samples(file: Path) -> tuple[Numbers, npt.NDArray[np.int64], npt.NDArray[np
             raise ValueError("a user has other numbers of x and y")
         x = _tokens_or_numbers([sample for samples, _ in data for sample in samples])
         y = _labels([label for _, labels in data for label in labels], text=x.dtype == np.int64)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
         reason = f"it has no {e}" if isinstance(e, KeyError) else str(e)
         raise UserError(f"{file} cannot be read: {reason}.", f"{HINT} {KINDS}") from e
     return x, y, np.repeat(np.array(users, str), counts)

@@ -47,7 +47,7 @@ def _read(path: Path) -> text.Labelled:
             raise UserError(f"{path}, line {line}: {len(cells)} columns.", "Expected a label and a text in every line.")
         labels.append(cells[columns[0] if columns else 0].strip())
         texts.append(cells[columns[1]] if columns else " ".join(cells[1:]))
-        if owner is not None and owner < len(cells):
+        if owner is not None and owner < len(cells) and cells[owner].strip():
             owners.append(cells[owner].strip())
     classes = sorted(set(labels), key=_by_number)
     if len(classes) < 2:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pflbench import __version__, environment
-from pflbench.errors import UserError
+from pflbench.errors import NothingYet, UserError
 
 PACKAGES = ("torch", "torchvision", "torchtext", "numpy", "scikit-learn", "sqlalchemy", "alembic", "pydantic", "matplotlib")
 
@@ -62,8 +62,8 @@ def _database(db: str, problems: list[str]) -> dict[str, Any]:
         url = to_url(db)
         with friendly(url):
             return {"state": "usable", **inspection.info(url)}
+    except NothingYet:
+        return {"state": "none yet", "path": db}
     except UserError as error:
-        if not Path(db).exists() and "://" not in db:
-            return {"state": "none yet", "path": db}
         problems.append(f"database: {error.message}")
         return {"state": error.message}

@@ -80,11 +80,8 @@ def execute_on(
     with locks.locked(store, spec.key) as hold:
         place = place_of(store.url, how.checkpoints)
         found = goes_on(patiently(lambda: runs.newest(store, spec.key)), spec, how, force)
-        if found and _has_changed(found, spec):
-            raise UserError(
-                f"The code of method '{spec.method.name}' has changed since run {found.id}, its version has not.",
-                "Raise `version` in the class if results change; --force runs it anew.",
-            )
+        if found:
+            require_same_code(found, spec)
         if found and found.status == "finished":
             yield Progress(found.id, "exists", spec.train.rounds, spec.train.rounds)
             return
@@ -244,7 +241,7 @@ def goes_on(found: Run | None, spec: RunSpec, how: Execution, force: bool) -> Ru
     """
     if found is None or not force:
         return found
-    own = not found.ended and found.environment.get("forced") == _kept(how) and not _has_changed(found, spec)
+    own = not found.ended and found.environment.get("forced") == _kept(how) and same_code(found, spec)
     return found if own else None
 
 
@@ -276,10 +273,18 @@ def _require_test_samples(spec: RunSpec, data: FederationData) -> None:
         )
 
 
-def _has_changed(found: Run, spec: RunSpec) -> bool:
-    """Whether the code of a plug-in has changed, so that it must neither resume the run nor reuse its result."""
+def same_code(found: Run, spec: RunSpec) -> bool:
     before, present = found.environment.get("plugin", {}).get("sha256"), methods.record(spec.method.name).get("sha256")
-    return before is not None and before != present
+    return before in (None, present)
+
+
+def require_same_code(found: Run, spec: RunSpec) -> None:
+    """Raises UserError where the code of a plug-in has changed: it must neither resume the run nor reuse its result."""
+    if not same_code(found, spec):
+        raise UserError(
+            f"The code of method '{spec.method.name}' has changed since run {found.id}, its version has not.",
+            "Raise `version` in the class if results change; `pflbench run --force` runs it anew.",
+        )
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def locked(engine: Engine, key: str) -> Iterator[RequireOwned]:
     try:
         where.mkdir(parents=True, exist_ok=True)
         handle = _own(path)
-    except PermissionError as error:
+    except OSError as error:
         place = database or "The working directory"
         raise UserError(
             f"{place} can be read, but no run be made: {where} cannot be written: {error.strerror}.",

@@ -63,18 +63,19 @@ class RunGrid:
             if point is not None:
                 yield point
 
-    def _combinations(self) -> Iterator[Point | None]:
+    def _combinations(self, inherited: Iterable[str] = ()) -> Iterator[Point | None]:
+        """The points in their order, None for an excluded one. inherited: axes that need not apply to any."""
         first = {name: self.axes[name] for name in _FIRST if name in self.axes}
         decided = [dict(zip(first, values, strict=True)) for values in _product(first)]
         for name in self.axes:
-            if name not in first and not any(self._holds(name, point) for point in decided):
+            if name not in (*first, *inherited) and not any(self._holds(name, point) for point in decided):
                 raise _ownerless(name)
         for begun in decided:
             own = {name: values for name, values in self.axes.items() if name not in first and self._holds(name, begun)}
             for rest in _product(own):
                 yield self._changed({**begun, **dict(zip(own, rest, strict=True))})
         for one in self.also:
-            yield from one._combinations()
+            yield from one._combinations(self.axes)
 
     def values(self, name: str) -> list[Any]:
         """All values of an option, in axes, changes and further grids."""
@@ -86,7 +87,7 @@ class RunGrid:
         owner, dot, _ = name.partition(".")
         if dot:
             ala = point.get("ala", False)
-            named = {method_name(method, ala) for method in self.axes["method"]}
+            named = {method_name(method, ala) for method in (*self.axes["method"], point["method"])}
             return (owner if owner in named else owner + SUFFIX) == method_name(point["method"], ala)
         field = options()[name]
         if field in DEPENDS_ON:
@@ -101,7 +102,7 @@ class RunGrid:
                 if change.to is None:
                     return None
                 point = {**point, **change.to}
-        return point
+        return {name: value for name, value in point.items() if name in _FIRST or self._holds(name, point)}
 
 
 def specifications(grid: RunGrid, data_dir: Path, order: Order = "seed", base: RunOptions = RunOptions()) -> list[RunSpec]:

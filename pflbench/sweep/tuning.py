@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import product
@@ -39,11 +40,14 @@ DRAWS = 50  # of a sampler, until one is new
 class StudyPlan:
     """A study as it was asked for. definition: as JSON types, the same for the same command.
 
-    wanted: the options that its runs share.
+    wanted: the options that its runs share. by_default: the methods with their paper's ranges. notes: values of these that are
+    not possible here.
     """
 
     wanted: RunOptions
     definition: Mapping[str, Any]
+    by_default: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
     parsed: Parsed = field(default_factory=dict, repr=False)
 
     @property
@@ -61,6 +65,26 @@ class StudyPlan:
         rounds = self.definition["rounds"] if rounds is None else rounds
         (spec,) = plan(replace(options, seeds=None, seed=seed, rounds=rounds), self.parsed)
         return spec
+
+    def possible(self, check: Callable[[RunSpec], object]) -> StudyPlan:
+        """The study without the values of papers' ranges that `run` or `check` refuses. Raises UserError for other such ones."""
+        notes, of_methods = list(self.notes), dict(self.definition["methods"])
+        for method in self.methods:
+            space = dict(self.space(method))
+            for name, values in space.items():
+                refused: dict[Any, UserError] = {}
+                for value in values.values() if isinstance(values, dict) else values:
+                    try:
+                        check(self.spec(method, {name: value}))
+                    except UserError as error:
+                        refused[value] = error
+                if refused and (method not in self.by_default or "." not in name):
+                    raise next(iter(refused.values()))
+                if refused:
+                    space[name] = [value for value in values if value not in refused]
+                    notes.append(f"Not searched: {name} = {_in_words([*refused])}. {next(iter(refused.values())).message}")
+            of_methods[method] = {**of_methods[method], "space": {name: values for name, values in space.items() if values}}
+        return replace(self, definition={**self.definition, "methods": of_methods}, notes=tuple(notes))
 
     def records(self) -> list[dict[str, Any]]:
         """For each method what is searched, and how many settings that are."""
@@ -131,9 +155,10 @@ class StudyPlan:
         points = iter(grid(self.space(method)))
         while len(new) < number:
             for values in self._suggested(method, tried, scores, len(tried) + len(new), points):
-                trial = Trial(values, rounds, (self.spec(method, values, rounds).key,))
-                if trial.keys not in seen:
-                    break
+                with suppress(UserError):  # of values that are only together impossible
+                    trial = Trial(values, rounds, (self.spec(method, values, rounds).key,))
+                    if trial.keys not in seen:
+                        break
             else:
                 return new
             seen.add(trial.keys)
@@ -175,10 +200,8 @@ def define(wanted: RunOptions, searches: Sequence[str], sampler: str, trials: in
     """The plan of a study. searches: as "ditto.lam=0.01,0.1" or "lr=0.001..0.1". wanted.seeds: the fresh ones.
 
     A method whose hyperparameters are not named by `searches` is searched over its paper's ranges. Raises UserError for what
-    `run` would refuse, for several datasets, and for seeds of the search among the fresh ones.
+    `run` would refuse, and for seeds of the search among the fresh ones.
     """
-    if len(set(wanted.datasets)) > 1:
-        raise UserError("A study has one dataset.", "Make a study for each dataset.")
     seed = wanted.seed or 0
     seeds = seed_list(replace(wanted, seed=None)) if wanted.seeds else [seed + k for k in (1, 2, 3)]
     if seed in seeds:
@@ -209,7 +232,8 @@ def define(wanted: RunOptions, searches: Sequence[str], sampler: str, trials: in
         "seeds": seeds,
         "rounds": wanted.rounds,
     }
-    found = StudyPlan(replace(wanted, methods=names, ala=False), {**definition, "methods": of_methods})
+    by_default = frozenset(name for name in names if not spaces[name])
+    found = StudyPlan(replace(wanted, methods=names, ala=False), {**definition, "methods": of_methods}, by_default)
     bases = {name: found.spec(name) for name in names}
     rounds = next(iter(bases.values())).train.rounds
     spent = sum(number * each for number, each in rungs(trials, rounds)) if sampler == "halving" else trials * rounds
@@ -221,12 +245,7 @@ def define(wanted: RunOptions, searches: Sequence[str], sampler: str, trials: in
         "preset": wanted.preset,
         "methods": whole,
     }
-    found = replace(found, definition=json.loads(json.dumps(definition)))
-    for name in names:  # so that no trial is refused in the middle of the study
-        for key, values in found.space(name).items():
-            for value in values.values() if isinstance(values, dict) else values:
-                found.spec(name, {key: value})
-    return found
+    return replace(found, definition=json.loads(json.dumps(definition))).possible(lambda spec: None)
 
 
 def begun(engine: Engine, name: str, planned: StudyPlan) -> tuple[StoredStudy, list[RunSpec]]:
@@ -288,7 +307,9 @@ def _fixed(settings: Sequence[str], names: Sequence[str]) -> dict[str, dict[str,
     found: dict[str, dict[str, Any]] = {name: {} for name in names}
     for key, values in listed(settings).items():
         if len(values) > 1:
-            raise UserError(f"--set {key} has several values.", f"To search them: --search {key}={','.join(values)}.")
+            raise UserError(
+                f"--set {key} has several values.", f"Give it one; `tune --search {key}={','.join(values)}` searches them."
+            )
         owner, whole = _owner(key, names)
         found[owner][whole] = values[0]
     return found
@@ -312,6 +333,8 @@ def _spaces(searches: Sequence[str], names: Sequence[str]) -> dict[str, dict[str
         values = [_number(part.strip()) for part in ((low, high) if dots else several.split(","))]
         if not owner:
             values = [checked(whole, value)[1] for value in values]
+        elif dots and not any(isinstance(value, str) for value in values):
+            values = _in_its_type(owner, whole, values)
         if not dots:
             found[owner][whole] = list(dict.fromkeys(values))
         elif any(isinstance(value, str) for value in values) or not values[0] < values[1]:
@@ -341,6 +364,16 @@ def _number(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def _in_its_type(owner: str, whole: str, ends: Sequence[Any]) -> list[Any]:
+    """The ends of an interval as the hyperparameter's type has them. Raises UserError for fractions of whole numbers."""
+    kinds = next((h.type for h in methods.hyperparameters(owner) if f"{owner}.{h.name}" == whole), "").split(" | ")
+    if "float" in kinds:
+        return list(map(float, ends))
+    if "int" in kinds and any(isinstance(end, float) for end in ends):
+        raise UserError(f"{whole} takes whole numbers.", "Write both ends of the interval without a point.")
+    return list(ends)
 
 
 def _short(value: Any, values: Any) -> Any:

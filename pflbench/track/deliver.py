@@ -115,6 +115,8 @@ def read_mark(path: Path) -> Mark:
         return Mark(**json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return Mark()
+    except (ValueError, TypeError):
+        raise UserError(f"{path} is damaged.", "Remove it: then all rounds of its run are sent again.") from None
 
 
 def write_mark(path: Path, mark: Mark) -> None:

@@ -196,6 +196,7 @@ def test_doctor(shell: Shell, tmp_path: Path) -> None:
     assert "none yet" in shell("doctor", "--db", "missing.db").out
     (tmp_path / "foreign.db").write_text("no database" * 100)
     assert shell("doctor", "--db", "foreign.db").code == 2
+    assert "no-such-folder" in shell("doctor", "--db", "no-such-folder/x.db").out
 
 
 def test_the_package_runs_as_a_module(tmp_path: Path) -> None:

@@ -107,6 +107,8 @@ def test_users_and_parts_enter_the_hash(tmp_path: Path) -> None:
     [
         ('{"users": ["a"]', "cannot be read: "),
         ("[1]", "cannot be read: "),
+        ("[" * 100_000, "cannot be read: "),
+        (f'{{"users": ["a"], "user_data": {{"a": {{"x": [[1]], "y": [1{"0" * 30}]}}}}}}', "cannot be read: "),
         ('{"users": ["a"], "user_data": {"b": {"x": [[1]], "y": [1]}}}', "it has no 'a'"),
         ('{"users": ["a"], "user_data": {"a": {"x": [], "y": []}}}', "it has no samples"),
         ('{"users": ["a"], "user_data": {"a": {"x": [[1], [2]], "y": [1]}}}', "a user has other numbers of x and y"),

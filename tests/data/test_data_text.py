@@ -118,6 +118,10 @@ def test_own_texts_without_a_header_and_labels_in_order_of_their_value(tmp_path:
     assert own(tmp_path, f"label,text\n{long},a b\n10,c\n9,d\n--5,e\n-3,f\n").classes == ("-3", "9", "10", "--5", long)
 
 
+def test_an_empty_cell_is_no_owner(tmp_path: Path) -> None:
+    assert own(tmp_path, "label,text,owner\n0,a,ann\n1,b, \n").owner is None
+
+
 def test_a_cache_of_a_version_without_owners_hides_none(tmp_path: Path) -> None:
     content = "label,text,owner\n0,a,ann\n1,b,bob\n"
     path = tmp_path / ".cache" / f"{hashlib.sha256(content.encode()).hexdigest()[:32]}.text.npz"

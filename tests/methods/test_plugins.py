@@ -69,6 +69,8 @@ def test_a_run_records_the_file_it_was_made_with_and_does_not_pass_for_another(s
     assert parsed(shell(*command)) == [first], "the same file: the result that is there"
     write(file, OWN + "\n# changed\n")
     assert "has changed since run 1" in shell.refused(*command)
+    sweep = ("sweep", "--name", "s", *RUN[1:], "--plugin", file, "-m", "own", "--seeds", "0-1")
+    assert "has changed since run 1" in shell.refused(*sweep), "a sweep would mix both"
     (forced,) = parsed(shell(*command, "--force"))
     assert (forced["run"], forced["key"]) == (2, first["key"])
     write(file, OWN.replace('title = "Own"', 'title = "Own"\n    version = 2'))

@@ -97,7 +97,7 @@ def test_labels_beside_an_axis_are_not_cut(size: float) -> None:
         with style.on(PrintPage(font_size=size)):
             made = render.drawing(some, [panel.title for panel in some], "", columns=1).figure
         labels = [ax.yaxis.label.get_window_extent() for ax in made.axes]
-        assert all(0 <= label.x0 and 0 <= label.y0 and label.y1 <= made.bbox.y1 for label in labels)
+        assert all(label.x0 >= 0 and label.y0 >= 0 and label.y1 <= made.bbox.y1 for label in labels)
         assert not any(a.overlaps(b) for a, b in combinations(labels, 2))
 
 

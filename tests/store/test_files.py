@@ -105,6 +105,7 @@ def test_a_database_on_a_read_only_file_system_can_be_read(shell: Shell, filled:
         done = shell(*command, "--db", str(filled))
         assert (done.code, done.out) == (before.code, before.out), done
     assert "read-only" in shell.refused("runs", "rm", "1", "--yes", "--db", str(filled))
+    assert shell("db", "backup", "copy.db", "--db", str(filled)).code == 0
 
 
 def test_what_cannot_be_run_leaves_no_run(shell: Shell) -> None:

@@ -89,6 +89,27 @@ def test_every_combination_that_has_a_meaning_is_one_run(study):
     assert names[3] == "fedala (p=1) digits Dir(0.1) seed 0", "what differs tells them apart"
 
 
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("method: [fedavg, fedala]\nfedala.p: 2\ninclude: [{method: ditto}]",
+         ["fedavg Dir(0.1)", "fedala Dir(0.1)", "ditto Dir(0.1)"]),
+        ("method: fedavg\nbeta: 0.1\ninclude: [{method: ditto, partition: iid}]", ["fedavg Dir(0.1)", "ditto IID"]),
+        ("method: [fedavg, fedala]\nbeta: [0.1, 1]\nchange: [{if: {method: fedala}, to: {partition: iid}}]",
+         ["fedavg Dir(0.1)", "fedavg Dir(1)", "fedala IID"]),
+        ("method: fedavg\npartition: [iid, dirichlet]\nchange: [{if: {method: fedavg}, to: {beta: 5}}]",
+         ["fedavg IID", "fedavg Dir(5)"]),
+        ("method: fedavg\noptimizer: [sgd, momentum]\nmomentum: 0.5\nchange: [{if: {method: fedavg}, to: {optimizer: sgd}}]",
+         ["fedavg Dir(0.1)"]),
+    ],
+)  # fmt: skip
+def test_options_that_do_not_apply_are_ignored_also_after_a_change_and_in_an_inclusion(tmp_path, text, wanted):
+    path = tmp_path / "study.yaml"
+    path.write_text(f"dataset: digits\n{text}\n")
+    found = specifications(read(path).grid, DATA)
+    assert [f"{spec.method.name} {spec.partition.label}" for spec in found] == wanted
+
+
 def test_the_command_line_says_the_same(tmp_path):
     path = tmp_path / "small.yaml"
     path.write_text("method: [fedavg, fedala]\nbeta: [0.1, 1]\nseeds: [0, 2]\nfedala.p: [1, 2]\nlocal-epochs: 2\n")

@@ -20,6 +20,7 @@ from support.runs import count_reached
 from support.store_samples import write_round
 
 from pflbench.cli import tune
+from pflbench.errors import UserError
 from pflbench.run.options import RunOptions
 from pflbench.spec import RunSpec
 from pflbench.store import runs, studies, write
@@ -112,6 +113,30 @@ def test_the_papers_ranges_and_the_same_budget_for_all() -> None:
     assert [trial.values for trial in new["ditto"]] == grid(planned.space("ditto"))[:12]
     searched = define(WANTED, ["lr=0.05,0.1", "fedrep.tau=1,2,2"], "grid", 12, 1)
     assert [record["settings"] for record in searched.records()] == [120, 4, 2]
+
+
+def test_values_of_a_paper_that_are_not_possible_here_are_left_out(shell: Shell, untrained: Any) -> None:
+    """The MLP has two blocks for FedALA's p; pFedMe's w diverges from lr * lam = 2 on, also where both are searched."""
+    done = shell("tune", "s", "-m", "fedala", "-m", "pfedme", *SMALL, "--trials", "40")
+    assert done.code == 0, done
+    assert "Not searched: fedala.p = 3, 4, 5, 6. fedala on digits" in done.err
+    assert "Not searched: pfedme.lam = 20, 50. pFedMe with lr * lam = 2" in done.err
+    assert {spec.method.hyperparameters["p"] for spec in untrained.made if spec.method.name == "fedala"} == {1, 2}
+    assert "of this model 2 blocks" in shell.refused("tune", "t", "-m", "fedala", *SMALL, "--search", "fedala.p=1,3")
+    both = ("--search", "lr=0.01,0.12", "--search", "pfedme.lam=1,18")
+    assert shell("tune", "t", "-m", "pfedme", *SMALL, *both).code == 0
+    tried = {(spec.train.lr, spec.method.hyperparameters["lam"]) for spec in untrained.made if spec.method.name == "pfedme"}
+    assert {(0.01, 1), (0.01, 18), (0.12, 1)} <= tried
+    assert (0.12, 18) not in tried
+
+
+def test_an_interval_has_the_type_of_its_hyperparameter() -> None:
+    planned = define(WANTED, ["ditto.lam=0..2", "fedrep.tau=1..9"], "random", 12, 1)
+    new = planned.next_trials(studies.StoredStudy("s", planned.definition, {}, {}), {}, 1)
+    assert len({trial.values["ditto.lam"] for trial in new["ditto"]}) == 12
+    assert {type(trial.values["fedrep.tau"]) for trial in new["fedrep"]} == {int}
+    with pytest.raises(UserError, match=r"fedrep\.tau takes whole numbers"):
+        define(WANTED, ["fedrep.tau=1.0..9"], "random", 12, 1)
 
 
 def test_successive_halving_spends_the_rounds_that_are_written_down(shell: Shell, untrained: Any) -> None:
@@ -228,7 +253,7 @@ def test_refusals(shell: Shell, untrained: Any) -> None:
         ("--search", "lr=1..0.1", "--sampler", "tpe"): "is no interval",
         ("--search", "lr=0.1,1", "--lr", "1"): "--lr is given and searched",
         ("--search", "ditto.lam=1,2", "--set", "ditto.lam=1"): "is given by --set and searched",
-        ("--set", "ditto.lam=1,2"): "To search them: --search ditto.lam=1,2",
+        ("--set", "ditto.lam=1,2"): "`tune --search ditto.lam=1,2` searches them.",
         ("--seeds", "0-2"): "has seed 0, which the search uses",
         ("-d", "mnist"): "A study has one dataset",
         ("--sampler", "best"): "Unknown --sampler",

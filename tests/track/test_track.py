@@ -263,6 +263,13 @@ def test_a_run_is_followed_by_another_process(shell: Shell, tmp_path: Path) -> N
     assert steps == list(range(61))
 
 
+def test_a_damaged_mark_is_named(shell: Shell, results: Engine) -> None:
+    assert shell("track", "tensorboard", "tb").code == 0
+    for mark in Path("tb").glob("*/pflbench.json"):
+        mark.write_text("")
+    assert "pflbench.json is damaged" in shell.refused("track", "tensorboard", "tb")
+
+
 def test_what_is_refused(shell: Shell, results: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "No runs with method 'nope'" in shell.refused("track", "tensorboard", "tb", "-m", "nope")
     assert not Path("tb").exists()

@@ -9,6 +9,7 @@ from pathlib import Path
 from pflbench.errors import UserError
 from pflbench.methods import METHODS
 from pflbench.plugins import methods as plugins
+from pflbench.store.files import write_text
 
 _HERE = Path(__file__).parent
 
@@ -31,6 +32,5 @@ def write(name: str, folder: Path) -> tuple[Path, Path]:
     for path, template in ((method, "new_method.py"), (test, "test_new_method.py")):
         text = (_HERE / template).read_text(encoding="utf-8")
         text = text.replace("new-method", name).replace("new_method", module).replace("NewMethod", title)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+        write_text(path, text)
     return method, test

@@ -11,7 +11,7 @@ from pflbench.errors import UserError
 from pflbench.store import files
 from pflbench.store.database import as_it_is, connect, connect_read_only, to_url
 from pflbench.store.exchange import copy
-from pflbench.store.failures import BUSY_SECONDS, RECOVER, friendly, place, sqlite_path
+from pflbench.store.failures import RECOVER, place, sqlite_path
 
 
 def backup(url: str, target: Path) -> None:
@@ -22,11 +22,11 @@ def backup(url: str, target: Path) -> None:
     """
     with new_file(target, "A backup") as partial:
         with as_it_is(url, read_only=True) as (connection, _):  # raises UserError if it is not a database of ours
-            name, path = place(connection.engine.url), sqlite_path(connection.engine.url)
-        if path is None:
+            name, on_server = place(connection.engine.url), sqlite_path(connection.engine.url) is None
+            if not on_server:
+                connection.connection.cursor().execute("VACUUM INTO ?", (str(partial),))
+        if on_server:
             _copy_rows(url, partial)
-        else:
-            _copy_file(path, partial)
         _require_sound(partial, name)
 
 
@@ -45,12 +45,6 @@ def new_file(target: Path, what: str) -> Iterator[Path]:
             yield partial
     except OSError as error:
         raise UserError(f"Cannot write {target}: {error.strerror or error}.", "Name a file in a writable folder.") from None
-
-
-def _copy_file(path: Path, partial: Path) -> None:
-    uri = f"{path.absolute().as_uri()}?mode=ro"
-    with friendly(to_url(str(path))), closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as source:
-        source.execute("VACUUM INTO ?", (str(partial),))
 
 
 def _copy_rows(url: str, partial: Path) -> None:
