@@ -9,7 +9,6 @@ from pathlib import Path
 from pflbench.errors import UserError
 from pflbench.methods import METHODS
 from pflbench.plugins import methods as plugins
-from pflbench.store.files import write_text
 
 _HERE = Path(__file__).parent
 
@@ -32,5 +31,6 @@ def write(name: str, folder: Path) -> tuple[Path, Path]:
     for path, template in ((method, "new_method.py"), (test, "test_new_method.py")):
         text = (_HERE / template).read_text(encoding="utf-8")
         text = text.replace("new-method", name).replace("new_method", module).replace("NewMethod", title)
-        write_text(path, text)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
     return method, test
