@@ -78,11 +78,13 @@ class StudyPlan:
                         check(self.spec(method, {name: value}))
                     except UserError as error:
                         refused[value] = error
-                for first in [*refused.values()][:1]:
-                    if method not in self.by_default or "." not in name:
-                        raise first
-                    space[name] = [value for value in values if value not in refused]
-                    notes.append(f"Not searched: {name} = {_in_words([*refused])}. {first.message}")
+                if not refused:
+                    continue
+                first = next(iter(refused.values()))
+                if method not in self.by_default or "." not in name:
+                    raise first
+                space[name] = [value for value in values if value not in refused]
+                notes.append(f"Not searched: {name} = {_in_words([*refused])}. {first.message}")
             of_methods[method] = {**of_methods[method], "space": {name: values for name, values in space.items() if values}}
         return replace(self, definition={**self.definition, "methods": of_methods}, notes=tuple(notes))
 
