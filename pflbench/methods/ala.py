@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -109,7 +110,9 @@ class ALA:
         W = self._learn(fed, A, plan.take(at.tolist()), whole, local[at, up], up, a.W[A], a.started[A])
         mixed = below.clone()
         mixed[:, up] = local[at, up] + (below[:, up] - local[at, up]) * W
-        self._observe(fed, A, W, whole, take(local, at), mixed, [subset[i] for i in at.tolist()])
+        if fed.observing:
+            some = [subset[i] for i in at.tolist()]
+            fed.ledger.unmeasured.append(partial(self._observe, fed, A, W, whole, take(local, at), mixed, some))
         started = a.started.index_fill(0, A, True)
         return put(received, at, mixed), replace(a, W=put(a.W, A, W), started=started)
 
@@ -168,8 +171,6 @@ class ALA:
         ala_losses [N, 2]: on the subset, with the received and with the initialised model. ala_objective [N, 2]: eq. 8's terms,
         on all training data, with the local model as trained last and with the initialised one.
         """
-        if not fed.observing:
-            return
         rest, up = whole[:, mixed.shape[1] :], self.columns(fed, slice(0, mixed.shape[1]))
         after, trained = (torch.cat([part, rest], dim=1) for part in (mixed, local))
         own = [fed.train_indices[client] for client in A.tolist()]

@@ -24,7 +24,8 @@ class ExtendedModel(nn.Module):
     def __init__(self, net: Any) -> None:
         super().__init__()
         top = net.get_submodule(net.head)
-        if not isinstance(top, nn.Linear) or not hasattr(net, "features"):
+        named = {name for name, _ in top.named_parameters()}
+        if not isinstance(top, nn.Linear) or not named <= {"weight", "bias"} or not hasattr(net, "features"):
             raise UserError(
                 "The method needs the model's features and a linear layer as its head.",
                 "A model of your own names that layer as its head: see docs/own-model.md.",

@@ -33,6 +33,8 @@ _checked: set[tuple[Any, ...]] = set()
 class Own(Backbone):
     """A user's module as `net`, with its head and blocks found."""
 
+    user_model = "net"
+
     def __init__(self, net: nn.Module, head: str, blocks: Sequence[Sequence[str]]) -> None:
         super().__init__()
         self.net = net

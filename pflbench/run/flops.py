@@ -1,7 +1,7 @@
 """FLOPs that requests must cost, counted while a run trains.
 
-They are those that PyTorch counts for the model, on two samples, times the samples of a request: so counting takes no
-time. What is no request (averages on the server, the C x C work of FedFomo and FedAMP) does not count. FLOPs are those of direct
+They are those that PyTorch counts for the model, on two samples, times the samples of a request, and times its
+batches for what each batch costs whatever its size: so counting takes no time. What is no request (averages on the server, the C x C work of FedFomo and FedAMP) does not count. FLOPs are those of direct
 convolutions, which an FFT or Winograd's algorithm can undercut.
 """
 
@@ -96,9 +96,10 @@ class Costs:
     def frozen(self, columns: slice) -> float:
         """Of the forward pass through the submodules of the user's model that lie below `columns`."""
         start, _, _ = columns.indices(self.flat.size)
-        net: str | None = getattr(self.module, "user_model", None)
-        prefix = "" if net is None else f"{net}."
-        children = [f"{prefix}{name}" for name, _ in self.module.get_submodule(net or "").named_children()]
+        prefix, inner = "", self.module
+        while (net := getattr(inner, "user_model", None)) is not None:
+            prefix, inner = f"{prefix}{net}.", inner.get_submodule(net)
+        children = [f"{prefix}{name}" for name, _ in inner.named_children()]
         above = [entry.name for entry in self.flat.parameters if entry.stop > start]
         below = [child for child in children if not any(name.startswith(f"{child}.") for name in above)]
         return sum(self.forward.get(f"{type(self.module).__name__}.{child}", 0.0) for child in below)

@@ -47,7 +47,10 @@ class CommunicationRound:
     def receive(self, state: Any) -> Any:
         """Server -> clients: download and local initialisation."""
         with self._measured(RECEPTION):
-            return self.method.receive(self.reception, state, self.S)
+            received = self.method.receive(self.reception, state, self.S)
+        for observe in self.reception.ledger.unmeasured:
+            observe()
+        return received
 
     def evaluate(
         self, before: Any, received: Any, central: NDArray[Any] | None = None

@@ -15,6 +15,7 @@ from torch import nn
 from pflbench import models, plugins
 from pflbench.engine.flat import Flat
 from pflbench.errors import UserError
+from pflbench.run.flops import Costs
 
 DIGITS = (1, 8, 8)
 
@@ -315,3 +316,20 @@ def test_models_of_installed_packages(shell: Shell, package: Path) -> None:
     plugins._installed_on.cache_clear()
     with pytest.raises(UserError, match="of a package that is not installed here"):
         models.build(name, DIGITS, 10, None, own)
+
+
+def test_layers_that_a_method_freezes_are_known_in_a_model_of_ones_own(shell: Shell) -> None:
+    text = body(
+        "self.mid, top = nn.Linear(16, 16), self.fc; del self.fc; self.fc = top",
+        "return self.fc(F.relu(self.mid(F.relu(self.hidden(x.flatten(1))))))",
+    )
+    flat = Flat(built(f"{write('own.py', text)}:Own"))
+    costs = Costs(flat, torch.zeros(2, *DIGITS))
+    below = [costs.frozen(slice(block.start, flat.size)) for block in flat.blocks]
+    assert below == [2 * 64 * 16 + 2 * 16 * 16, 2 * 64 * 16, 0], "of the head, and of the layers below it"
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fedcp", "fedrod"])
+def test_a_head_of_other_parameters_than_a_linear_layers_is_refused(shell: Shell, method: str) -> None:
+    file = write("own.py", body("self.fc = nn.utils.parametrizations.weight_norm(self.fc)"))
+    assert "a linear layer as its head" in shell.refused(*RUN, "-m", method, "--model", f"{file}:Own")

@@ -41,6 +41,14 @@ def test_large_observations_are_kept_in_the_chosen_rounds_only(shell: Shell) -> 
     assert (losses[took_part, 1] < losses[took_part, 0]).all(), "initialisation lowers the loss on what it learns from"
 
 
+def test_observing_is_no_part_of_what_a_round_costs(shell: Shell) -> None:
+    succeeds(shell, f"{RUN} --save-artifacts-every 1")
+    succeeds(shell, f"{RUN} --db plain.db")
+    engines = (stored(), db.connect(db.to_url("plain.db")))
+    watched, plain = ([row["flops"] for row in rounds.newest_rows(engine, 1, 4)] for engine in engines)
+    assert watched == plain
+
+
 def test_measures_are_kept_in_the_chosen_ones_of_the_evaluated_rounds(shell: Shell) -> None:
     succeeds(shell, f"{RUN} --rounds 11 --eval-every 2 --metrics-every 3")
     assert held()["measures"] == [0, 6, 11], "evaluated in 0, 2, 4, 6, 8, 10 and 11"
