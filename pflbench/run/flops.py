@@ -1,8 +1,8 @@
 """FLOPs that requests must cost, counted while a run trains.
 
-They are those that PyTorch counts for the model, on two samples, times the samples of a request, and times its
-batches for what each batch costs whatever its size: so counting takes no time. What is no request (averages on the server, the C x C work of FedFomo and FedAMP) does not count. FLOPs are those of direct
-convolutions, which an FFT or Winograd's algorithm can undercut.
+They are those that PyTorch counts for the model, on two samples, times the samples of a request, and times its batches for what
+each batch costs whatever its size: so counting takes no time. What is no request (averages on the server, the C x C work of
+FedFomo and FedAMP) does not count. FLOPs are those of direct convolutions, which an FFT or Winograd's algorithm can undercut.
 """
 
 from __future__ import annotations
