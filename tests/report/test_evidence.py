@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from sqlalchemy import Engine
-from support.report_database import spec
+from support.report_database import add_partition, add_run, spec
 from support.store_samples import write_round
 
 from pflbench.errors import NothingYet
@@ -66,6 +66,16 @@ def test_a_gap_counts_beyond_the_sampling_of_the_test_data(engine: Engine) -> No
     assert found.resolution == pytest.approx(196 * math.sqrt((0.9 * 0.1 + 0.75 * 0.25) / 400))
     assert of(table, "FedALA > Ditto").verdict == "not resolvable"
     assert of(table, "FedALA > FedRep").verdict == "not confirmed"
+
+
+def test_samples_that_are_read_several_times_count_once(engine: Engine) -> None:
+    """Nine readings of 400 samples: 3,600 in the rows of the clients."""
+    partition = add_partition(engine, counts=[[600, 0], [0, 600]])  # a third of them are test samples
+    for method, correct in (("fedala", 3240), ("fedavg", 2700)):
+        tested = {"clients": np.arange(2), "correct": np.array([correct, 0]), "total": np.array([3600, 0]), "loss": np.ones(2)}
+        add_run(engine, spec(method, eval_repeats=9), [correct / 3600], partition=partition, **tested)
+    resolution = of(build(engine), "FedALA > FedAvg").resolution
+    assert resolution == pytest.approx(196 * math.sqrt((0.9 * 0.1 + 0.75 * 0.25) / 400))
 
 
 def test_the_spread_of_seeds_widens_the_interval(engine: Engine) -> None:

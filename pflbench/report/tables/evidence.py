@@ -20,6 +20,7 @@ from pflbench.report.labels import counted
 from pflbench.report.selection import Filters
 from pflbench.report.statistics import p_text
 from pflbench.report.tables.grid import CellText, Column, Grid
+from pflbench.store import partitions
 from pflbench.store.rounds import tested
 from pflbench.store.runs import RoundRule
 
@@ -182,6 +183,10 @@ def _sides(engine: Engine, found: Arranged) -> dict[tuple[str, int], Side]:
     its label names none.
     """
     samples = tested(engine, {run.id: run.round for run in found.runs if run.round is not None})
+    # Of a random test that is read several times (`--eval-repeats`) the same samples count once.
+    hashes = {run.partition for run in found.runs if run.partition is not None}
+    held = {hash: int(partitions.find(engine, hash).test.sum()) for hash in hashes}
+    samples |= {run.id: min(samples[run.id], held[run.partition]) for run in found.runs if run.id in samples and run.partition}
     made: dict[tuple[str, int], Side] = {}
     for j in range(len(found.settings)):
         for row, runs in sorted(found.column(j), key=lambda one: one[0].label != one[0].title):
