@@ -184,7 +184,7 @@ def evaluate(method: Method, fed: Federation, before: Any, received: Any, S: Ten
 
 
 def logits(method: Method, fed: Federation, before: Any, received: Any, S: Tensor) -> dict[int, np.ndarray]:
-    """By client the logits of its test samples [n_i, K] in the test under HEADLINE of `evaluate`."""
+    """By client the logits of its test samples [n_i, K], in the first reading of the test under HEADLINE of `evaluate`."""
     found: dict[int, np.ndarray] = {}
     for where, state, clients in _tested(method, fed, before, received, S):
         found |= where.logits(method.deployed(state), clients, method.tested_model)
