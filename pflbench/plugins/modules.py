@@ -190,6 +190,12 @@ def _check(code: Plugin, sizes: Sizes) -> None:
     before = _generators()
     buffers = [buffer.clone() for buffer in model.buffers()]
     logits, of_head = _tried(code, model, x)
+    try:
+        copy.deepcopy(model)
+    except RuntimeError as error:
+        raise code.error(
+            f"cannot be copied: {str(error).splitlines()[0]}", "Of PyTorch's weight_norm take torch.nn.utils.parametrizations'."
+        ) from None
     if _generators() != before:
         layers = [plain_name(name) for name, layer in model.named_modules() if isinstance(layer, _DropoutNd) and layer.p]
         raise code.error(

@@ -176,6 +176,12 @@ CLASSES = {  # what is added to the constructor, what forward returns, what the 
         "",
         "differently .* with hidden.bias",
     ),
+    "what cannot be copied": (
+        "nn.utils.weight_norm(self.hidden)",
+        f"self.fc({FED})",
+        "",
+        "cannot be copied: Only Tensors created",
+    ),
     "a memory": ("self.n = []", f"self.n.append(1) or self.fc({FED} * len(self.n))", "", AGAIN),
     "a generator of its own": ("self.g = torch.Generator()", f"self.fc({FED} * torch.rand(16, generator=self.g))", "", AGAIN),
 }
