@@ -387,7 +387,7 @@ def _short(value: Any, values: Any) -> Any:
 
 def _in_words(values: Any) -> str:
     if isinstance(values, dict):
-        return f"{values['low']} to {values['high']}"
+        return f"{values['low']:g} to {values['high']:g}"
     return ", ".join(map(str, values)) if isinstance(values, list) else str(values)
 
 
