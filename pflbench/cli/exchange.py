@@ -15,7 +15,7 @@ from pflbench.cli import options as o
 from pflbench.cli.console import error, message, print_json, say
 from pflbench.cli.db import opened, opened_or_empty
 from pflbench.cli.progress import bars
-from pflbench.cli.reports import FILTERS, asked, found_runs
+from pflbench.cli.reports import FILTERS, asked, file_format, found_runs
 from pflbench.errors import UserError
 from pflbench.store.files import replacing
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from pflbench.store.exchange.merge import Outcome
 
-Format = Literal["csv", "parquet", "json"]
-FORMATS = get_args(Format)
 _WORDS = {
     "new": "new",
     "attempt": "as the next attempt of a key",
@@ -42,7 +40,7 @@ def export(
     kind: Annotated[Literal["runs", "rounds", "clients", "new-clients", "measures"], typer.Argument(help="Content of the rows.")],
     *,
     format: Annotated[
-        Format | None,
+        Literal["csv", "parquet", "json"] | None,
         typer.Option("--format", "-f", help="Default: by the suffix of the file, else csv."),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file instead of stdout.")] = None,
@@ -55,12 +53,7 @@ def export(
     """
     from pflbench.store.exchange import export as store
 
-    suffix = "" if output is None else output.suffix.lower().removeprefix(".")
-    form = format or ("csv" if output is None else suffix)
-    if suffix in FORMATS and suffix != form:
-        raise UserError(f"--format {form} contradicts the name {output}.", "Leave out one of them, or change the name.")
-    if form not in FORMATS:
-        raise UserError(f"The name {output} does not say a format.", "Let it end in .csv, .parquet or .json, or add --format.")
+    form = file_format(format, output, {f".{name}": name for name in ("csv", "parquet", "json")}, "csv")
     if output is None and form == "parquet" and sys.stdout.isatty():
         raise UserError("Parquet is not for a terminal.", f"Give a file: -o {kind}.parquet")
     with opened(db) as engine:

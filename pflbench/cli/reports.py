@@ -155,20 +155,25 @@ def one_at_a_time(name: str, parts: Sequence[Part], format: str | None, output: 
 
 
 def table_format(format: str | None, output: Path | None) -> str:
-    """The format of a table: as asked for, else as the file's suffix says, else text.
+    """The format of a table, text on stdout. Raises UserError as `file_format`."""
+    from pflbench.report.tables.grid import SUFFIXES
+
+    return file_format(format, output, SUFFIXES, "text")
+
+
+def file_format(format: str | None, output: Path | None, suffixes: Mapping[str, str], default: str) -> str:
+    """The format of a file: as asked for, else as its suffix says; the default for stdout.
 
     Raises UserError where there is none, and where the two contradict each other.
     """
-    from pflbench.report.tables.grid import SUFFIXES
-
     if output is None:
-        return format or "text"
-    by_name = SUFFIXES.get(output.suffix.lower())
-    if format is None and by_name is None:
-        raise UserError(f"The name {output} does not say a format.", f"Let it end in {', '.join(SUFFIXES)}, or add --format.")
+        return format or default
+    by_name = suffixes.get(output.suffix.lower())
     if format is not None and by_name not in (None, format):
         raise UserError(f"--format {format} contradicts the name {output}.", "Leave out one of them, or change the name.")
-    return format or by_name or "text"
+    if chosen := format or by_name:
+        return chosen
+    raise UserError(f"The name {output} does not say a format.", f"Let it end in {', '.join(suffixes)}, or add --format.")
 
 
 @contextmanager

@@ -34,7 +34,7 @@ class Ledger:
     notes: dict[str, str] = field(default_factory=dict)
     trained: Tensor | None = None  # [c, P] the cohort's local models after local training, if `Federation.keep_trained`
     compressed: int = 0  # uploads so far
-    unmeasured: list[Callable[[], None]] = field(default_factory=list)  # observations that cost, made after the phase
+    deferred: list[Callable[[], None]] = field(default_factory=list)  # costly observations: a round calls them unmeasured
 
     def follow(self, client: int, S: Tensor, before: Tensor, after: Tensor) -> None:
         """Keeps a client's model before and after local training, [2, P], if it is in S; over all parts of the training."""

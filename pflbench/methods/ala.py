@@ -112,7 +112,7 @@ class ALA:
         mixed[:, up] = local[at, up] + (below[:, up] - local[at, up]) * W
         if fed.observing:
             some = [subset[i] for i in at.tolist()]
-            fed.ledger.unmeasured.append(partial(self._observe, fed, A, W, whole, take(local, at), mixed, some))
+            fed.ledger.deferred.append(partial(self._observe, fed, A, W, whole, take(local, at), mixed, some))
         started = a.started.index_fill(0, A, True)
         return put(received, at, mixed), replace(a, W=put(a.W, A, W), started=started)
 

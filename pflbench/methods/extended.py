@@ -24,7 +24,7 @@ class ExtendedModel(nn.Module):
     def __init__(self, net: Any) -> None:
         super().__init__()
         top = net.get_submodule(net.head)
-        named = {name for name, _ in top.named_parameters()}
+        named = {name for name, _ in top.named_parameters()}  # others where PyTorch computes the weight (parametrizations)
         if not isinstance(top, nn.Linear) or not named <= {"weight", "bias"} or not hasattr(net, "features"):
             raise UserError(
                 "The method needs the model's features and a linear layer as its head.",

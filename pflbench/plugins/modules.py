@@ -194,7 +194,8 @@ def _check(code: Plugin, sizes: Sizes) -> None:
         copy.deepcopy(model)
     except RuntimeError as error:
         raise code.error(
-            f"cannot be copied: {str(error).splitlines()[0]}", "Of PyTorch's weight_norm take torch.nn.utils.parametrizations'."
+            f"cannot be copied: {str(error).splitlines()[0]}",
+            "If it uses torch.nn.utils.weight_norm, use torch.nn.utils.parametrizations.weight_norm instead.",
         ) from None
     if _generators() != before:
         layers = [plain_name(name) for name, layer in model.named_modules() if isinstance(layer, _DropoutNd) and layer.p]

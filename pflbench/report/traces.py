@@ -148,6 +148,7 @@ def _texts(ticks: Iterable[float]) -> dict[float, str]:
 
 
 def _few(ticks: Sequence[float], most: int) -> Sequence[float]:
+    """All ticks, or every second, third, ... of them: at most so many."""
     return ticks[:: -(-len(ticks) // most)]
 
 

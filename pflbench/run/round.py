@@ -48,8 +48,8 @@ class CommunicationRound:
         """Server -> clients: download and local initialisation."""
         with self._measured(RECEPTION):
             received = self.method.receive(self.reception, state, self.S)
-        for observe in self.reception.ledger.unmeasured:
-            observe()
+        while self.reception.ledger.deferred:  # each holds models, which must not stay until the round ends
+            self.reception.ledger.deferred.pop()()
         return received
 
     def evaluate(

@@ -274,6 +274,7 @@ def _require_test_samples(spec: RunSpec, data: FederationData) -> None:
 
 
 def same_code(found: Run, spec: RunSpec) -> bool:
+    """Whether the method's code is that of the run; always for built-in methods, which the commit identifies."""
     before, present = found.environment.get("plugin", {}).get("sha256"), methods.record(spec.method.name).get("sha256")
     return before in (None, present)
 

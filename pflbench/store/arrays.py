@@ -78,7 +78,9 @@ def read_one(engine: Engine, run_id: int, name: str, round: int | None = None) -
     kept = stored.get((run_id, name), [])
     wanted = [t for t in kept if round in (None, t)]
     if not wanted and kept:
-        raise UserError(f"Run {run_id} has no '{name}' of round {round}.", f"It has those of round {', '.join(map(str, kept))}.")
+        raise UserError(
+            f"Run {run_id} has no '{name}' of round {round}.", f"It has {len(kept)}, of round {kept[0]} to {kept[-1]}."
+        )
     if not wanted:
         names = sorted(name for _, name in stored)
         raise UserError(f"Run {run_id} has no artifact '{name}'.", f"It has: {', '.join(names) or 'none'}.")

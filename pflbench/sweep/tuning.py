@@ -67,18 +67,12 @@ class StudyPlan:
         return spec
 
     def possible(self, check: Callable[[RunSpec], object]) -> StudyPlan:
-        """The study without the values of papers' ranges that `run` or `check` refuses. Raises UserError for other such ones."""
+        """The study without values of papers' ranges that `run` or `check` refuses. Raises UserError for one of --search."""
         notes, of_methods = list(self.notes), dict(self.definition["methods"])
         for method in self.methods:
             space = dict(self.space(method))
-            for name, values in space.items():
-                refused: dict[Any, UserError] = {}
-                for value in values.values() if isinstance(values, dict) else values:
-                    try:
-                        check(self.spec(method, {name: value}))
-                    except UserError as error:
-                        refused[value] = error
-                if not refused:
+            for name, values in self.space(method).items():
+                if not (refused := self._refused(method, name, check)):
                     continue
                 first = next(iter(refused.values()))
                 if method not in self.by_default or "." not in name:
@@ -87,6 +81,16 @@ class StudyPlan:
                 notes.append(f"Not searched: {name} = {_in_words([*refused])}. {first.message}")
             of_methods[method] = {**of_methods[method], "space": {name: values for name, values in space.items() if values}}
         return replace(self, definition={**self.definition, "methods": of_methods}, notes=tuple(notes))
+
+    def _refused(self, method: str, name: str, check: Callable[[RunSpec], object]) -> dict[Any, UserError]:
+        """The searched values of an option, or ends of its interval, that are not possible beside the defaults."""
+        values, refused = self.space(method)[name], {}
+        for value in values.values() if isinstance(values, dict) else values:
+            try:
+                check(self.spec(method, {name: value}))
+            except UserError as error:
+                refused[value] = error
+        return refused
 
     def records(self) -> list[dict[str, Any]]:
         """For each method what is searched, and how many settings that are."""

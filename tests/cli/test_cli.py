@@ -186,7 +186,7 @@ def test_db(shell: Shell, tmp_path: Path) -> None:
     assert not (tmp_path / "missing.db").exists()
 
 
-def test_doctor(shell: Shell, tmp_path: Path) -> None:
+def test_doctor(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data" / "mnist").mkdir(parents=True)
     found = parsed(shell("doctor", "--json"))
     assert found["versions"]["pflbench"] == __version__
@@ -196,6 +196,9 @@ def test_doctor(shell: Shell, tmp_path: Path) -> None:
     assert "none yet" in shell("doctor", "--db", "missing.db").out
     (tmp_path / "foreign.db").write_text("no database" * 100)
     assert shell("doctor", "--db", "foreign.db").code == 2
+    with monkeypatch.context() as home:
+        home.setenv("HOME", str(tmp_path))
+        assert "not a SQLite database" in shell("doctor", "--db", "~/foreign.db").out
     assert "no-such-folder" in shell("doctor", "--db", "no-such-folder/x.db").out
 
 

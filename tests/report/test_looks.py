@@ -49,6 +49,13 @@ def test_in_a_figure_with_plug_ins_and_variants_all_lines_differ(engine: Engine)
     assert len({(trace["line"]["color"], trace["line"]["dash"]) for trace in page.spec["data"]}) == len(lines)
 
 
+def test_half_a_fill_is_first_on_the_markers_that_show_it() -> None:
+    variants = looks.assign([("fedprox", k) for k in range(len(looks.MARKERS))])
+    halved = [look.marker for look in variants.values() if look.fill % 2]
+    assert halved
+    assert {*halved} <= {*looks.HALVED}
+
+
 def test_an_unknown_method_keeps_its_look_where_its_name_meets_no_other() -> None:
     alone, first, second = looks.of("a-new-method"), *colliding(2)
     among = looks.assign([(name, 0) for name in ("fedavg", "a-new-method", "fedala")])

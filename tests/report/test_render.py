@@ -23,13 +23,14 @@ from support.report_database import add_partition, add_run, spec
 
 from pflbench import methods
 from pflbench.errors import UserError
-from pflbench.report import render, style
+from pflbench.report import labels, render, style
 from pflbench.report.declared import PLOTS
 from pflbench.report.figures import ala_convergence, curves, distribution, loss
 from pflbench.report.looks import Look
 from pflbench.report.selection import Filters
 from pflbench.report.style import PrintPage
-from pflbench.report.traces import Axis, Panel, Trace, with_letters
+from pflbench.report.traces import Axis, Panel, Trace, of_costs, with_letters
+from pflbench.spec import TrainSpec
 from pflbench.store import database as db
 
 LEAST = 6  # points that are legible in print
@@ -154,6 +155,18 @@ def test_a_method_s_name_is_never_cut_in_a_legend(engine: Engine) -> None:
 def test_panels_have_letters_also_beyond_z() -> None:
     assert with_letters(["one"]) == ["one"]
     assert with_letters([""] * 28)[::9] == ["(a)", "(j)", "(s)", "(ab)"]
+
+
+@pytest.mark.parametrize("costs", [(0.2, 0.6), (0.1, 0.9), (3, 50), (1, 90_000), (0, 0.15, 0.2)])
+def test_an_axis_of_costs_has_room_for_its_ticks(costs: tuple[float, ...]) -> None:
+    ticks = of_costs("Training time (s)", costs).ticks
+    assert ticks is not None
+    assert 2 <= len(ticks) <= 5, "four and the 0"
+
+
+def test_what_a_protocol_sets_has_words() -> None:
+    """In captions: 'drop last batch auto', not 'drop_last=auto'."""
+    assert not [name for name in TrainSpec.model_fields if "=" in labels.words(f"train.{name}", "2")]
 
 
 def test_rounds_have_whole_ticks(engine: Engine) -> None:

@@ -270,6 +270,13 @@ def test_a_run_in_a_read_only_folder_is_told_of_its_database(filled: Path, monke
         pass
 
 
+def test_a_file_in_the_place_of_the_checkpoints_is_named(filled: Path) -> None:
+    where = locks.folder(filled)
+    where.write_text("")
+    with pytest.raises(UserError, match=f"{where} cannot be written"), locks.locked(db.connect(url_of(filled)), "a" * 16):
+        pass
+
+
 def test_an_interruption_while_a_connection_is_closed_prints_no_traceback(tmp_path: Path) -> None:
     program = f"""
 from pflbench.store import database

@@ -46,16 +46,16 @@ def plot(
     rule = selection.parse(round_rule)
     compared = compare(engine, filters, rule, against)
     found, chosen, colours = render.chosen_settings(compared.found, filters)
-    line = zero(compared.bases[j] for j in chosen)
-    drawn = [panel(replace(compared, found=found), j, line) for j in chosen]
+    zero = zero_label(compared.bases[j] for j in chosen)
+    drawn = [panel(replace(compared, found=found), j, zero) for j in chosen]
     said = caption(drawn, compared, chosen, rule) + (f"{colours} The axis has the range of those in colour." if colours else "")
-    return render.of_settings(found, drawn, said, first=[line])
+    return render.of_settings(found, drawn, said, first=[zero])
 
 
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """The `most` settings with the most runs, or all. Raises UserError where no setting has Local or FedAvg beside others."""
     compared = compare(engine, filters, selection.BEST)
-    panels = [(j, panel(compared, j, zero([compared.bases[j]]))) for j in busiest(compared.found, most)]
+    panels = [(j, panel(compared, j, zero_label([compared.bases[j]]))) for j in busiest(compared.found, most)]
     return [web.figure("clients", one, caption([one], compared, [j], selection.BEST), compared.found.notes) for j, one in panels]
 
 
@@ -95,7 +95,7 @@ def caption(drawn: Sequence[Panel], compared: Compared, columns: Sequence[int], 
     )
 
 
-def zero(bases: Iterable[ClientRuns]) -> str:
+def zero_label(bases: Iterable[ClientRuns]) -> str:
     """The zero line's entry in the legend."""
     return f"{_named(bases)} (zero)"
 
