@@ -194,7 +194,7 @@ def _check(code: Plugin, sizes: Sizes) -> None:
         copy.deepcopy(model)
     except RuntimeError as error:
         raise code.error(
-            f"cannot be copied: {str(error).splitlines()[0]}",
+            f"cannot be copied: {str(error).partition('.')[0]}",
             "If it uses torch.nn.utils.weight_norm, use torch.nn.utils.parametrizations.weight_norm instead.",
         ) from None
     if _generators() != before:

@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 
 from pflbench import methods
 from pflbench.report import labels
-from pflbench.report.arrangement import Arranged, SharedSetting
+from pflbench.report.arrangement import Arranged, SharedSetting, row_key
 from pflbench.report.needed import command
 from pflbench.report.selection import BEST, Filters
 from pflbench.spec import OPTION_OF, Pfllib, RunSpec, Spec
@@ -36,8 +36,11 @@ def is_personalized(method: str) -> bool:
 
 
 def of_any_method(engine: Engine, filters: Filters, rule: RoundRule = BEST) -> Arranged:
-    """As `Filters.select`, with the methods that `--method` leaves out."""
-    return replace(filters, methods=()).select(engine, rule)
+    """As `Filters.select`, with the methods that `--method` and `--run` leave out."""
+    chosen = filters.matching(engine, rule)
+    rows = {row_key(run) for run in chosen}
+    every = replace(filters, methods=(), runs=()).matching(engine, rule)
+    return filters.arranged(engine, [*chosen, *(run for run in every if row_key(run) not in rows)], rule)
 
 
 def note(shown: Arranged, every: Arranged, needed: Sequence[str] = (LOCAL, FINE_TUNED)) -> list[str]:

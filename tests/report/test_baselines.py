@@ -52,8 +52,8 @@ def test_the_note_names_what_is_missing_and_the_command(engine: Engine) -> None:
     assert "a fine-tuned global model (MNIST, Dir(0.1)); Local and a fine-tuned global model (Cifar10, Dir(0.1))." in note
     add(engine, "fedbabu")
     add(engine, "local", "fedprox-c", dataset="cifar10")
-    assert notes(engine) == notes(engine, Filters(methods=["ditto"])) == [], "what a filter hides was run"
-    assert notes(engine, Filters(runs=["4"])) == [], "what --run does not name may have been run"
+    assert notes(engine) == notes(engine, Filters(methods=["ditto"])) == [], "what a filter hides is not missing"
+    assert notes(engine, Filters(runs=["4"])) == [], "nor is what --run leaves out"
 
 
 # Test samples (3, 0), (1, 2), (0, 3) by client and class: client 1 predicts class 1 and client 2 class 1.

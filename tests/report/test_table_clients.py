@@ -175,6 +175,8 @@ def test_without_local_fedavg_is_at_zero(engine: Engine) -> None:
         figure.plot(engine, against="local")
     for method in ("local", "fedavg"):
         add(engine, method, 0, percent(50, 60), dataset="cifar10")
+    ditto = Filters(runs=["2"])
+    assert [line.get_label() for line in figure.plot(engine, ditto).figure.axes[0].lines] == ["FedAvg (zero)", "Ditto"]
     lines = [line.get_label() for ax in figure.plot(engine).figure.axes for line in ax.lines]
     assert sorted(lines) == ["Ditto", "FedAvg", *["FedAvg or Local (zero)"] * 2], "one entry in the legend"
 

@@ -40,7 +40,7 @@ def plot(
 ) -> style.Drawing:
     """The settings chosen by dataset or partition, else the four with the most runs.
 
-    against: the method compared with, also where the filter of methods leaves it out; by default Local, or FedAvg in settings
+    against: the method compared with, also where `--method` or `--run` leaves it out; by default Local, or FedAvg in settings
     without Local. Raises UserError where no setting has it beside another method.
     """
     rule = selection.parse(round_rule)

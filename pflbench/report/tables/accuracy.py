@@ -206,7 +206,7 @@ def build(
             replace(column, cells=cellular.compare(column.cells, list(names), base, wanted.test, engine, rule))
             for column in columns
         ]
-    if declared is None and not filters.runs:
+    if declared is None:
         left += baselines.note(found, baselines.of_any_method(engine, filters, rule))
     columns, machines = _with_machines(columns, rows) if rule.at and rule.at.measure == "seconds" else (columns, [])
     notes = _notes(rule, wanted, rows, columns, declared, TITLES[metric] if metric else "Accuracy") + machines

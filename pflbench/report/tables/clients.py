@@ -136,7 +136,7 @@ class ClientTable:
 def build(engine: Engine, filters: Filters = Filters(), *, round_rule: str = "best") -> ClientTable:
     """Each row's clients beside those of Local and of FedAvg in the same setting, under the same seed.
 
-    Local and FedAvg are compared with also where the filter of methods leaves their rows out. Raises UserError as
+    Local and FedAvg are compared with also where `--method` or `--run` leaves their rows out. Raises UserError as
     `Filters.select`, and NothingYet if no run has results by client.
     """
     rule = selection.parse(round_rule)
@@ -166,8 +166,7 @@ def build(engine: Engine, filters: Filters = Filters(), *, round_rule: str = "be
     notes = _notes(rule, cells, found)
     if without:
         notes.append(f"Left out, without results by client: {of_runs(without)}.")
-    if not filters.runs:
-        notes += baselines.note(found, every, (*AGAINST, FINE_TUNED))
+    notes += baselines.note(found, every, (*AGAINST, FINE_TUNED))
     return ClientTable(str(rule), found, cells, (*notes, *found.notes))
 
 
