@@ -90,7 +90,7 @@ def import_(
     db: o.Db = o.DEFAULT_DB,
     as_json: o.Json = False,
 ) -> None:
-    """Import runs of other databases, and PFLlib's results as reference series.
+    """Import runs and studies of other databases, and PFLlib's results as reference series.
 
     Every row of another database is checked first: one that is wrong is named, and nothing of that file is taken.
 
@@ -145,6 +145,7 @@ def _merged(engine: Engine, path: Path, on_conflict: str, dry_run: bool) -> dict
                 if progress is not None:
                     progress(path.name, len(outcomes), len(other.runs))
         series = references.merge(engine, other.engine, dry_run=dry_run)
+        studies = merge.studies(engine, other, dry_run=dry_run)
     for outcome in outcomes:
         _tell(path.name, outcome)
     if unfinished := [one for one in outcomes if one.what in ("new", "attempt") and not one.run.ended]:
@@ -153,7 +154,7 @@ def _merged(engine: Engine, path: Path, on_conflict: str, dry_run: bool) -> dict
     counts = Counter(outcome.what for outcome in outcomes)
     listed = [_record(outcome) for outcome in outcomes]
     totals = {what: counts[what] for what in get_args(merge.What)}
-    return {"path": str(path), "kind": "pflbench", **totals, "references": series, "runs": listed}
+    return {"path": str(path), "kind": "pflbench", **totals, "references": series, "studies": studies, "runs": listed}
 
 
 def _record(outcome: Outcome) -> dict[str, Any]:
@@ -184,4 +185,6 @@ def _summary(result: dict[str, Any], dry_run: bool) -> str:
     counts = [f"{result[what]} run{'s' * (result[what] != 1)} {words}" for what, words in _WORDS.items() if result[what]]
     if result["references"]:
         counts.append(f"{len(result['references'])} reference series")
+    if result["studies"]:
+        counts.append(f"stud{'ies' if len(result['studies']) > 1 else 'y'} of tune: {', '.join(result['studies'])}")
     return f"{name}: {', '.join(counts) or 'nothing to import'}"

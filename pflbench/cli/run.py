@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pflbench.run.memory_estimate import Footprint
     from pflbench.run.options import RunOptions
     from pflbench.spec import RunSpec
+    from pflbench.store.runs import Run
     from pflbench.store.studies import StoredStudy
     from pflbench.store.sweeps import SweepState
 
@@ -121,11 +122,12 @@ def run(
 
             def then(state: SweepState) -> None:
                 for key in state.keys("finished", "diverged"):
-                    if key in done:
+                    found = state.runs[key]
+                    if found is None or key in done:
                         continue
                     if study:
                         patiently(partial(studies.mark, results, [key], study))
-                    done[key] = row = patiently(partial(_result, results, key, more[key]))
+                    done[key] = row = patiently(partial(_result, results, found, more[key]))
                     if key in there:
                         message(f"{names[key]}: run {row['run']} is finished already; --force runs it anew.")
                     if not as_json:
@@ -193,9 +195,9 @@ def _show_plan(specs: Sequence[RunSpec], needed: Sequence[Footprint | None], ahe
 
 
 def _finished(results: sqlalchemy.Engine, specs: Sequence[RunSpec]) -> set[str]:
-    from pflbench.store.runs import attempts
+    from pflbench.store.sweeps import sweep_state
 
-    return {key for key, found in attempts(results, [spec.key for spec in specs]).items() if found[-1].status == "finished"}
+    return set(sweep_state(results, specs).keys("finished"))
 
 
 def _tell_ahead(
@@ -250,11 +252,10 @@ def follow_client(text: str, specs: Sequence[RunSpec], data_dir: Path) -> Follow
     return client
 
 
-def _result(results: sqlalchemy.Engine, key: str, settings: str) -> dict[str, Any]:
+def _result(results: sqlalchemy.Engine, found: Run, settings: str) -> dict[str, Any]:
     """settings: how the run differs from others of the command."""
-    from pflbench.store import rounds, runs
+    from pflbench.store import rounds
 
-    found = runs.find(results, key)
     newest = rounds.newest_rows(results, found.id, 1)
     names = ("key", "status", "method", "dataset", "seed", "best", "message")
     return {

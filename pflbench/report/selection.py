@@ -387,7 +387,7 @@ def statuses(status: Collection[str]) -> tuple[str, ...]:
 
 
 def _newest(results: Iterable[Result], wanted: Collection[str]) -> tuple[list[Result], list[Result]]:
-    """The newest attempt of each key that counts; and the newest attempt of each key without one."""
+    """The attempt of each key that counts, a finished one before others; and the newest attempt of each key without one."""
     attempts: dict[str, list[Result]] = defaultdict(list)
     for result in results:
         attempts[result.key].append(result)
@@ -395,8 +395,8 @@ def _newest(results: Iterable[Result], wanted: Collection[str]) -> tuple[list[Re
     left_out: list[Result] = []
     for same in attempts.values():
         same.sort(key=lambda result: result.attempt)
-        valid = [result for result in same if result.status in wanted and result.value is not None]
-        (counted if valid else left_out).append((valid or same)[-1])
+        valid = runs.standing([result for result in same if result.status in wanted and result.value is not None])
+        (counted if valid else left_out).append(valid or same[-1])
     return counted, left_out
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import sqlalchemy
@@ -20,10 +19,8 @@ from pflbench.run.execution import Execution
 from pflbench.run.federation_data import load_federation_data
 from pflbench.run.prepared import prepare
 from pflbench.run.record import as_begun
-from pflbench.run.training import Progress, execute, execute_on, goes_on
+from pflbench.run.training import Progress, execute, execute_on, taken_up
 from pflbench.spec import RunSpec
-from pflbench.store import runs
-from pflbench.store.failures import patiently
 
 Told = Progress | Diverged | Occupied
 """Reported by a run of a pack. A run that diverges, or that another process trains, ends; the others continue."""
@@ -44,9 +41,7 @@ def execute_pack(
                 yield 0, told
         return
     device = find_device(how.device)
-    begun = next(
-        filter(None, (goes_on(patiently(partial(runs.newest, store, spec.key)), spec, how, force) for spec in specs)), None
-    )
+    begun = next(filter(None, (taken_up(store, spec, how, force) for spec in specs)), None)
     first = prepare(specs[0], load_federation_data(specs[0], data_root), device, as_begun(how, begun, device))
     with (
         exact_arithmetic(device, specs[0].train.dtype, how.deterministic),

@@ -79,7 +79,7 @@ def execute_on(
     """As `execute`, on the executor `own`, or a new one if None. The caller sets arithmetic and handles memory errors."""
     with locks.locked(store, spec.key) as hold:
         place = place_of(store.url, how.checkpoints)
-        found = goes_on(patiently(lambda: runs.newest(store, spec.key)), spec, how, force)
+        found = taken_up(store, spec, how, force)
         if found:
             require_same_code(found, spec)
         if found and found.status == "finished":
@@ -234,15 +234,18 @@ class _Loop:
         return Progress(self.account.run_id, kind, t, self.train.rounds, accuracy, self.best, seconds, self.account.news())
 
 
-def goes_on(found: Run | None, spec: RunSpec, how: Execution, force: bool) -> Run | None:
-    """The newest attempt, if the command resumes it or it has ended; None if the command starts a new attempt.
+def taken_up(store: sqlalchemy.Engine, spec: RunSpec, how: Execution, force: bool) -> Run | None:
+    """The attempt that the command resumes, or that has ended; None if the command starts a new attempt.
 
-    force: resumes only an attempt of an interrupted --force command with the same arrays to keep and the same code.
+    A finished attempt stays the result if a later one was interrupted. force: resumes only the newest attempt, if that is of an
+    interrupted --force command with the same arrays to keep and the same code.
     """
-    if found is None or not force:
-        return found
-    own = not found.ended and found.environment.get("forced") == _kept(how) and same_code(found, spec)
-    return found if own else None
+    found = patiently(lambda: runs.attempts(store, [spec.key])).get(spec.key, [])
+    if not force or not found:
+        return runs.standing(found)
+    newest = found[-1]
+    own = not newest.ended and newest.environment.get("forced") == _kept(how) and same_code(newest, spec)
+    return newest if own else None
 
 
 def _kept(how: Execution) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, TypeVar
@@ -234,6 +234,11 @@ def attempts(engine: Engine, keys: Collection[str]) -> dict[str, list[Run]]:
 def newest(engine: Engine, key: str) -> Run | None:
     """The newest attempt of a key, with its stored status; None if there is none."""
     return attempts(engine, [key]).get(key, [None])[-1]
+
+
+def standing(found: Sequence[R]) -> R | None:
+    """Of a key's attempts, oldest first, the one that counts: the newest finished one, else the newest. None without attempts."""
+    return next((run for run in reversed(found) if run.status == "finished"), found[-1] if found else None)
 
 
 def find(engine: Engine, id_or_key: int | str) -> Run:

@@ -15,9 +15,8 @@ from sqlalchemy import Engine, func, select
 from pflbench.errors import UserError
 from pflbench.store import sweeps
 from pflbench.store.database import reading
-from pflbench.store.runs import Run, attempts
+from pflbench.store.runs import Run, attempts, standing
 from pflbench.store.schema import RoundRow, RunRow
-from pflbench.store.sweeps import StoredSweep
 from pflbench.store.write import update_run
 
 Scores = Mapping[str, float]
@@ -97,9 +96,9 @@ def words(budget: Mapping[str, Any]) -> str:
     return f"{budget['trials']} trials of {budget['rounds']} rounds each"
 
 
-def of_sweep(sweep: StoredSweep) -> StoredStudy | None:
-    """The study that a sweep is, if it is one."""
-    plain = sweep.environment.get("study")
+def of_sweep(name: str, environment: Mapping[str, Any]) -> StoredStudy | None:
+    """The study that a sweep with this name and environment is, if it is one."""
+    plain = environment.get("study")
     if plain is None:
         return None
     trials, again = (
@@ -109,12 +108,12 @@ def of_sweep(sweep: StoredSweep) -> StoredStudy | None:
         }
         for part in ("trials", "again")
     )
-    return StoredStudy(sweep.name, plain["definition"], trials, again)
+    return StoredStudy(name, plain["definition"], trials, again)
 
 
 def listed(engine: Engine) -> list[StoredStudy]:
     """All studies, oldest first."""
-    return [study for sweep in sweeps.listed(engine) if (study := of_sweep(sweep))]
+    return [study for sweep in sweeps.listed(engine) if (study := of_sweep(sweep.name, sweep.environment))]
 
 
 def find(engine: Engine, name: str) -> StoredStudy:
@@ -146,10 +145,12 @@ def scores(engine: Engine, keys: Collection[str]) -> dict[str, float]:
 def mark(engine: Engine, keys: Collection[str], study: StoredStudy) -> None:
     """Records with finished runs that their hyperparameters are a study's winners, and its budget."""
     for found in attempts(engine, keys).values():
-        known = found[-1].environment.get("studies", {})
-        if found[-1].status == "finished" and known.get(study.name) != study.budget:
-            environment = {**found[-1].environment, "studies": {**known, study.name: study.budget}}
-            update_run(engine, found[-1].id, environment=environment)
+        run = standing(found)
+        if run is None or run.status != "finished":
+            continue
+        known = run.environment.get("studies", {})
+        if known.get(study.name) != study.budget:
+            update_run(engine, run.id, environment={**run.environment, "studies": {**known, study.name: study.budget}})
 
 
 def tuned(engine: Engine, run_ids: Iterable[int]) -> dict[int, dict[str, Mapping[str, Any]]]:

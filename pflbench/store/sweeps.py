@@ -14,7 +14,7 @@ from pflbench.spec import RunSpec
 from pflbench.store import paths
 from pflbench.store.database import again_if_there, reading, writing
 from pflbench.store.locks import presence
-from pflbench.store.runs import Run, attempts
+from pflbench.store.runs import Run, attempts, standing
 from pflbench.store.schema import SweepRow, now
 from pflbench.store.write import update_run
 
@@ -35,7 +35,7 @@ class StoredSweep:
 
 @dataclass(frozen=True)
 class SweepState:
-    """The newest attempt of each run of a sweep (None if it was never begun), and its current state."""
+    """The attempt of each run of a sweep that counts (None if it was never begun), and its current state."""
 
     runs: Mapping[str, Run | None]  # by key
     states: Mapping[str, str]
@@ -106,8 +106,7 @@ def sweep_state(engine: Engine, specs: Sequence[RunSpec], repeated: Mapping[str,
     runs: dict[str, Run | None] = {}
     for spec in specs:
         counting = [run for run in found.get(spec.key, []) if run.id > repeated.get(spec.key, 0)]
-        finished = [run for run in counting if run.status == "finished"]
-        runs[spec.key] = next(reversed(finished or counting), None)
+        runs[spec.key] = standing(counting)
     return SweepState(runs, {key: present(key, run.status if run else MISSING) for key, run in runs.items()})
 
 

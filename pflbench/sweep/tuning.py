@@ -259,7 +259,7 @@ def begun(engine: Engine, name: str, planned: StudyPlan) -> tuple[StoredStudy, l
     known = next((sweep for sweep in sweeps.listed(engine) if sweep.name == name), None)
     if known is None:
         return StoredStudy(name, planned.definition, {}, {}), []
-    study = of_sweep(known)
+    study = of_sweep(known.name, known.environment)
     if study is None:
         raise UserError(f"'{name}' is a sweep of this database.", "Take another name.")
     other = [part for part, value in planned.definition.items() if study.definition.get(part) != value]

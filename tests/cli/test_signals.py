@@ -175,6 +175,8 @@ def test_force_goes_on_with_the_attempt_that_it_began(shell: Shell, monkeypatch:
     assert first == second
     interrupted_in(monkeypatch, 2)
     shell(*RUN, "--force")
+    assert "run 2 is finished already" in shell(*RUN).err, "an interrupted repetition changes no result"
+    assert "as far as they got" not in shell("table", "accuracy", "--status", "any").out
     assert "started" in shell(*RUN, "--force", "--save-artifacts-every", "1").err, "it keeps arrays, which the other did not"
     assert rows("SELECT status FROM run") == [("finished",)] * 2 + [("interrupted",), ("finished",)]
 

@@ -73,7 +73,8 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> Any:
                 self.made.append(spec)
                 validation, test = self.objective(spec)
                 run = write.create_run(asked.results, spec, {})
-                for t, (own, other) in enumerate(((validation / 2, min(1.0, test + 0.05)), (validation, test))):
+                later = [(validation, test)] * spec.train.rounds
+                for t, (own, other) in enumerate([(validation / 2, min(1.0, test + 0.05)), *later]):
                     write_round(asked.results, run, RoundRecord(round=t, accuracy=other, val_accuracy=own))
                 write.update_run(asked.results, run, status=self.status if spec.train.lr > 1 else "finished")
             return ""
@@ -237,6 +238,35 @@ def test_tables_name_the_study_and_mixed_budgets(shell: Shell, untrained: Any) -
     assert "The studies have different budgets" in shell("table", "tuned").out
     assert "different budgets" not in shell("table", "tuned", "--study", "t").out
     assert "Tuned: FedAvg by study t (2 trials of 2 rounds each)." in shell("table", "accuracy", "-m", "fedavg").out
+
+
+def test_an_import_brings_studies_so_that_trials_are_no_results(shell: Shell, untrained: Any) -> None:
+    def imported(*more: str) -> dict[str, Any]:
+        (result,) = parsed(shell("import", "other.db", "--json", *more))
+        return dict(result)
+
+    study = ("-m", "ditto", *LAMS, *SMALL)
+    untrained.left = 3
+    with pytest.raises(Killed):
+        shell("tune", "s", *study, "--db", "other.db")
+    assert imported("--dry-run")["studies"] == ["s"]
+    assert imported()["studies"] == ["s"]
+    untrained.left = 100
+    assert shell("tune", "s", *study, "--db", "other.db").code == 0
+    assert "study of tune: s" in shell("import", "other.db").out, "it has got further"
+    assert imported()["studies"] == [] == imported("--dry-run")["studies"]
+    assert "Not counted: 2 trials of the study s" in shell("table", "accuracy").out
+    assert table(shell) == table(shell, "--db", "other.db")
+    assert shell("run", "-m", "ditto", "--params", "best:s", *SMALL, "--dry-run").code == 0
+
+
+def test_an_imported_study_whose_name_is_taken_gets_a_number(shell: Shell, untrained: Any) -> None:
+    assert shell("tune", "s", "-m", "ditto", *LAMS, *SMALL, "--db", "other.db").code == 0
+    assert shell("tune", "s", "-m", "fedavg", "--search", "lr=0.2,0.3", *SMALL).code == 0
+    for again in (["s-2"], []):
+        assert parsed(shell("import", "other.db", "--json"))[0]["studies"] == again
+    assert [row["method"] for row in table(shell, "--study", "s-2")] == ["ditto"]
+    assert [row["method"] for row in table(shell, "--study", "s")] == ["fedavg"]
 
 
 def test_refusals(shell: Shell, untrained: Any) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -18,14 +19,26 @@ from typing import Any, Literal
 from sqlalchemy import URL, Connection, Engine, func, insert, inspect, make_url, select
 
 from pflbench.errors import UserError
-from pflbench.store import rules
+from pflbench.spec import RunSpec
+from pflbench.store import rules, sweeps
 from pflbench.store.database import again_if_there, as_it_is, connect_read_only, head, inserted, reading, to_url, upgrade, writing
 from pflbench.store.exchange.backup import backup
 from pflbench.store.exchange.copy import chunks
 from pflbench.store.failures import friendly, sqlite_path
 from pflbench.store.paths import in_spec, kept_or_named, moved
 from pflbench.store.runs import ALL, Run, attempts, stored
-from pflbench.store.schema import ArtifactRow, Base, ClientRoundRow, NewClientRow, PartitionRow, RoundRow, RunRow, SeriesRow
+from pflbench.store.schema import (
+    ArtifactRow,
+    Base,
+    ClientRoundRow,
+    NewClientRow,
+    PartitionRow,
+    RoundRow,
+    RunRow,
+    SeriesRow,
+    SweepRow,
+)
+from pflbench.store.studies import StoredStudy, of_sweep
 
 # new: copied. attempt: copied as the next attempt of a key that this database has. same: this database has the run.
 # behind: not copied; both runs are unfinished, and only the one here has a checkpoint, though the other got further.
@@ -124,6 +137,41 @@ def _import(engine: Engine, other: Other, run: Run, copied: Collection[int], on_
         if outcome.what in ("new", "attempt") and not dry_run:
             outcome = replace(outcome, here=_copy(own, foreign, other, run))
         return outcome
+
+
+def studies(engine: Engine, other: Other, *, dry_run: bool = False) -> list[str]:
+    """Copies the other database's studies: their trials are no results here either. Returns the names they get here.
+
+    Of a study that both have, the one with more runs stays. A name that is taken here gets a number.
+    """
+    here = {sweep.name: of_sweep(sweep.name, sweep.environment) for sweep in sweeps.listed(engine)}
+    with reading(other.engine) as connection:
+        query = select(SweepRow.name, SweepRow.specs, SweepRow.environment).order_by(SweepRow.id)
+        rows = [dict(row) for row in connection.execute(query).mappings()]
+    copied = []
+    for row in rows:
+        study = of_sweep(row["name"], row["environment"])
+        if study is None:
+            continue
+        name = next(name for name in _numbered(study.name) if name not in here or _is(study, here[name]))
+        if (known := here.get(name)) and len(known.keys) >= len(study.keys):
+            continue
+        copied.append(name)
+        if not dry_run:
+            found = sweeps.located(row, lambda path: moved(path, other.url, engine.url, kept_or_named))
+            sweeps.save(engine, name, [RunSpec.model_validate(spec) for spec in found["specs"]], found["environment"])
+    return copied
+
+
+def _numbered(name: str) -> Iterator[str]:
+    """The name, then with 2, 3, ... behind it; names have at most 64 letters."""
+    yield name
+    yield from (f"{name[:58]}-{number}" for number in count(2))
+
+
+def _is(study: StoredStudy, known: StoredStudy | None) -> bool:
+    """Whether `known` is the same study, perhaps with more or fewer of its trials."""
+    return known is not None and known.definition == study.definition
 
 
 def is_sqlite(path: Path) -> bool:
