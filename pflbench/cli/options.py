@@ -185,7 +185,16 @@ Db = Annotated[
     str,
     typer.Option("--db", envvar="PFLBENCH_DB", metavar="PATH|URL", help="Results database: a file or a SQLAlchemy URL."),
 ]
-DataDir = Annotated[Path, typer.Option("--data-dir", envvar="PFLBENCH_DATA", metavar="PATH", help="Folder of the datasets.")]
+DataDir = Annotated[
+    Path,
+    typer.Option(
+        "--data-dir",
+        envvar="PFLBENCH_DATA",
+        metavar="PATH",
+        help="Folder of the datasets.",
+        callback=lambda path: path.expanduser(),  # a shell leaves `~` in --data-dir=~/data and in a quoted variable
+    ),
+]
 Download = Annotated[
     bool,
     typer.Option(

@@ -92,11 +92,9 @@ Format = Annotated[
 def found_runs(engine: Engine, which: o.Given) -> list[Result]:
     """The runs that pass the filters, including smoke runs, of any status unless one is named."""
     from pflbench.report.selection import Filters, statuses
-    from pflbench.store.runs import with_current_status
 
     wanted = statuses(which["status"] or ["any"])
-    found = (with_current_status(engine, run) for run in Filters(**{**which, "smoke": True}).matching(engine))
-    return [run for run in found if run.status in wanted]
+    return [run for run in Filters(**{**which, "smoke": True}).matching(engine) if run.status in wanted]
 
 
 @contextmanager

@@ -86,7 +86,7 @@ def _track(
 ) -> None:
     from pflbench.track import deliver
 
-    with opened(db) as engine:
+    with opened(db, create=follow) as engine:  # --follow may be started before the first run
         if not follow:
             found_runs(engine, which)  # no folder, no project where there is nothing to show
         tracker = made(_module(extra))

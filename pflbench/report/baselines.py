@@ -54,7 +54,8 @@ def note(shown: Arranged, every: Arranged, needed: Sequence[str] = (LOCAL, FINE_
         there = {row.method for row, _ in every.column(same_setting(every, setting))}
         if any(methods.card(name).fine_tuned for name in there):
             there.add(FINE_TUNED)
-        missing = tuple(name for name in needed if name not in there)
+        central = setting.spec["partition"].get("central_test")  # Local has no global model to be tested on it
+        missing = tuple(name for name in needed if name not in there and not (central and name == LOCAL))
         if seeds and missing:
             lacking[missing].append((setting, seeds))
     if not lacking:

@@ -159,11 +159,11 @@ class Filters:
         return RunScope(self.only, smoke=self.smoke or bool(self.runs))
 
     def _all(self, engine: Engine, rule: RoundRule) -> list[Result]:
-        """All runs in this scope, read once."""
+        """All runs in this scope with their current status, read once."""
         scope = self._scope
 
         def read() -> list[Result]:
-            found = runs.results(engine, scope, rule)
+            found = [runs.with_current_status(engine, run) for run in runs.results(engine, scope, rule)]
             if found:
                 return found
             if hidden := runs.hidden_smoke(engine, scope):

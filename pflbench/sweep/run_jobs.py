@@ -46,7 +46,7 @@ def run_jobs(queue: RunQueue, engine: Engine, workers: Workers, look: Callable[[
     """Has the workers execute all runs, and waits for runs of other commands. Returns why it started no further runs, or "".
 
     look: is called with every state that is read. A killed worker is replaced, and its run resumed, unless TRIES workers in a row
-    are killed before a run ends. KeyboardInterrupt, and errors of the database, interrupt all workers.
+    are killed before a run ends. KeyboardInterrupt and every error interrupt all workers.
     """
     over = killed = lost = 0
     try:
@@ -66,7 +66,7 @@ def run_jobs(queue: RunQueue, engine: Engine, workers: Workers, look: Callable[[
                 for _ in range(min(workers.places, ahead + under_way) - alive):
                     workers.start(queue)
             time.sleep(max(LOOK, 10 * (time.monotonic() - began)))
-    except (KeyboardInterrupt, UserError):
+    except BaseException:  # also a closed stdout: at its end Python waits for workers, which would train on
         with interrupts.held():
             workers.stop()
         raise

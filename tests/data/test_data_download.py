@@ -238,6 +238,13 @@ def test_torchvision_unpacks_only_what_has_its_checksum(server: Server, tmp_path
     assert list(tmp_path.rglob("cifar10-unpacked")), "with its checksum it is"
 
 
+def test_the_home_in_a_data_folder_is_found(shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A shell leaves `~` as it is in --data-dir=~/data."""
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    command = ("run", "-m", "fedavg", "-d", "mnist", "--no-download", "--data-dir=~/data")
+    assert f"--data-dir {tmp_path}/me/data" in shell.refused(*command)
+
+
 def test_run_downloads_what_is_missing(
     mnist_mirror: Callable[[], None], server: Server, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

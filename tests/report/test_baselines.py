@@ -56,6 +56,14 @@ def test_the_note_names_what_is_missing_and_the_command(engine: Engine) -> None:
     assert notes(engine, Filters(runs=["4"])) == [], "nor is what --run leaves out"
 
 
+def test_local_is_not_asked_for_on_a_central_test_set(engine: Engine) -> None:
+    """It has no global model that could be tested there: its command would be refused."""
+    add(engine, "ditto", partition={"scheme": "iid", "clients": 20, "central_test": True})
+    (note,) = notes(engine)
+    assert "personalized methods: a fine-tuned global model" in note
+    assert "-m local" not in note
+
+
 # Test samples (3, 0), (1, 2), (0, 3) by client and class: client 1 predicts class 1 and client 2 class 1.
 @pytest.mark.parametrize(("of", "expected"), [({}, 100 * 8 / 9), ({"new_clients": 1}, 100 * 5 / 6)])
 def test_the_majority_class_is_each_clients_own_among_those_that_train(

@@ -15,6 +15,7 @@ from pflbench.report.selection import Filters
 from pflbench.report.tables.accuracy import AccuracyTable, build
 from pflbench.report.tables.cell import Cell
 from pflbench.spec import RunSpec
+from pflbench.store import locks
 from pflbench.store.runs import RoundRule
 
 SHORT: dict[str, Any] = {"rounds": 20}
@@ -143,12 +144,15 @@ def test_only_finished_runs_count_and_the_others_are_named(engine: Engine) -> No
     add_run(engine, spec(seed=1), [0.9], status="running")
     add_run(engine, spec(seed=2), [0.9], status="diverged")
     add_run(engine, spec(seed=3), [])
-    table = build(engine)
-    assert cell(table, "FedAvg").runs == (1,)
-    assert any("3 runs (1 diverged, 1 finished, 1 running)" in note for note in table.notes)
-    assert cell(build(engine, Filters(status=["finished", "running"])), "FedAvg").runs == (1, 2)
-    every = build(engine, Filters(status=["any"]))
-    assert "Counted as far as they got: run 2 (running), run 3 (diverged)." in every.notes
+    with locks.locked(engine, spec(seed=1).key):
+        table = build(engine)
+        assert cell(table, "FedAvg").runs == (1,)
+        assert any("3 runs (1 diverged, 1 finished, 1 running)" in note for note in table.notes)
+        assert cell(build(engine, Filters(status=["finished", "running"])), "FedAvg").runs == (1, 2)
+        every = build(engine, Filters(status=["any"]))
+        assert "Counted as far as they got: run 2 (running), run 3 (diverged)." in every.notes
+    killed = build(engine, Filters(status=["interrupted"]))
+    assert "Counted as far as they got: run 2 (interrupted)." in killed.notes, "no process trains it"
     assert not any("as far as they got" in note for note in build(engine).notes)
     assert cell(every, "FedAvg").runs == (1, 2, 3)  # the fourth has nothing to show
 

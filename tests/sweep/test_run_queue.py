@@ -160,6 +160,18 @@ def test_a_run_that_another_process_is_at_is_left_to_it_until_that_is_killed(sto
     assert workers.made == keys([*SPECS[1:], SPECS[0]])
 
 
+def test_workers_stop_when_stdout_is_closed(store):
+    """Python would wait at its end for workers that train on, for nobody."""
+
+    def look(state):
+        raise BrokenPipeError
+
+    workers = Here(store)
+    with pytest.raises(BrokenPipeError):
+        made(store, workers, queued(store), look)
+    assert workers.stopped
+
+
 def test_a_sweep_of_the_same_name_takes_the_place_of_the_first(store):
     sweeps.save(store, "small", SPECS, {"command": "one"})
     sweeps.set_cancelled(store, "small", True)

@@ -242,7 +242,6 @@ def test_what_is_followed_is_delivered_as_it_comes(results: Engine, monkeypatch:
 
 @pytest.mark.slow
 def test_a_run_is_followed_by_another_process(shell: Shell, tmp_path: Path) -> None:
-    assert shell("db", "upgrade").code == 0
     train = ["run", "-m", "fedavg", "-d", "digits", "--model", "mlp", "--clients", "3", "--rounds", "60", "-q"]
     follower = start("track", "tensorboard", "tb", "--follow", "--every", "0.1", folder=tmp_path)
     runner = start(*train, folder=tmp_path)
