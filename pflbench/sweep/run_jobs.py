@@ -9,7 +9,6 @@ from typing import Protocol
 from sqlalchemy import Engine
 
 from pflbench import interrupts
-from pflbench.errors import UserError
 from pflbench.store.failures import patiently
 from pflbench.store.sweeps import SweepState
 from pflbench.sweep.run_queue import RunQueue
