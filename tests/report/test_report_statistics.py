@@ -76,6 +76,13 @@ def test_wilcoxon_by_hand() -> None:
     assert (tied.pairs, tied.p, tied.least) == (6, 0.0625, 0.0625), "SciPy drops the pair without a difference"
 
 
+def test_wilcoxon_is_exact_where_few_pairs_differ() -> None:
+    """Of 20 pairs 4 differ, with one sign, also with ties: 2 of 16 sign patterns."""
+    same = [0.0] * 16
+    assert paired(seeds(1, 2, 3, 4, *same), seeds(*[0.0] * 20), "wilcoxon") == (0.125, 20)
+    assert paired(seeds(2, 2, 2, 2, *same), seeds(*[0.0] * 20), "wilcoxon") == (0.125, 20)
+
+
 def test_t_by_its_closed_form() -> None:
     """Two pairs have one degree of freedom, Cauchy's: p = 1 - 2 atan(t) / pi, t = mean / (|d1 - d2| / 2) = 2 / 1."""
     p, pairs = paired(seeds(1.0, 3.0), seeds(0.0, 0.0), "t")
