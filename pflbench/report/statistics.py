@@ -57,7 +57,7 @@ class Comparison:
     pairs: int
     p: float | None  # None: fewer than two pairs, or a t-test of differences that are all the same
     adjusted: float | None = None
-    least: float = 0.0  # the smallest adjusted p that so many pairs could give
+    least: float = 0.0  # the smallest adjusted p that so many pairs could give beside the p of the other rows
 
 
 def deviation(values: Sequence[float], kind: Std) -> float | None:
@@ -158,7 +158,8 @@ def compare(values: Mapping[str, Values], against: str, test: Test) -> dict[str,
     found = {}
     for row, (p, number) in raw.items():
         differing = int(np.count_nonzero(differences(*pairs[row])))  # Wilcoxon's test drops the other pairs
-        least = min(1.0, len(tested) * least_p(differing, test))
+        extreme = {**tested, row: least_p(differing, test)}
+        least = dict(zip(extreme, holm(list(extreme.values())), strict=True))[row]
         found[row] = Comparison(against, number, p, corrected.get(row), least)
     return found
 

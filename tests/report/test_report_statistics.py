@@ -15,7 +15,7 @@ from pflbench.errors import UserError
 from pflbench.report import paper
 from pflbench.report.declared import TABLES
 from pflbench.report.selection import Filters
-from pflbench.report.statistics import Statistics, compare, deviation, holm, interval, least_p, paired
+from pflbench.report.statistics import Statistics, compare, deviation, empty_tests, holm, interval, least_p, paired
 from pflbench.report.tables import ranks
 from pflbench.report.tables.accuracy import AccuracyTable, build
 from pflbench.report.tables.cell import Cell
@@ -139,6 +139,13 @@ def test_holm_can_empty_a_test_that_one_comparison_would_not_be(engine: Engine) 
         add(engine, method, [0.9 - 0.01 * k - j / 2000 for j in range(6)])
     assert any(note.startswith("Empty test in 2 of 2 comparisons") for note in build(engine, test="wilcoxon").notes)
     assert not any("Empty" in note for note in build(engine, Filters(methods=["ditto", "local"]), test="wilcoxon").notes)
+
+
+def test_no_test_is_empty_that_found_a_difference() -> None:
+    """Ten pairs and six, all of one sign: 2 / 2^10 and 2 / 2^6 times 2 and 1, since Holm multiplies the largest p by 1."""
+    found = compare({"b": seeds(*[0.0] * 10), "ten": seeds(*range(1, 11)), "six": seeds(*range(1, 7))}, "b", "wilcoxon")
+    assert {row: (of.adjusted, of.least) for row, of in found.items()} == {"ten": (1 / 256, 1 / 256), "six": (1 / 32, 1 / 32)}
+    assert empty_tests(list(found.values()), "seeds") == []
 
 
 def add_clients(engine: Engine, method: str, seed: int, *rounds: dict[int, tuple[int, int]]) -> int:
