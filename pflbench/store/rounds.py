@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -241,13 +242,16 @@ def by_client(engine: Engine, run_ids: Mapping[int, int], last: int = 1) -> dict
     return found
 
 
-def tested(engine: Engine, run_ids: Mapping[int, int]) -> dict[int, int]:
-    """The number of test samples of each run's clients together. run_ids: as of `by_client`; runs without any are left out."""
+def tested(engine: Engine, run_ids: Mapping[int, int]) -> dict[int, dict[int, int]]:
+    """The number of test samples by run and client. run_ids: as of `by_client`; runs without any are left out."""
     wanted = _table_of(run_ids)
     mine = (ClientRoundRow.run_id == wanted.c.run) & (ClientRoundRow.round == wanted.c.round) & (ClientRoundRow.total > 0)
-    query = select(wanted.c.run, func.sum(ClientRoundRow.total)).join_from(wanted, ClientRoundRow, mine).group_by(wanted.c.run)
+    query = select(wanted.c.run, ClientRoundRow.client, ClientRoundRow.total).join_from(wanted, ClientRoundRow, mine)
+    found: dict[int, dict[int, int]] = defaultdict(dict)
     with reading(engine) as c:
-        return {run: int(samples) for run, samples in c.execute(query)}
+        for run, client, total in c.execute(query):
+            found[run][client] = int(total)
+    return found
 
 
 def adaptation(engine: Engine, run_ids: Collection[int]) -> dict[int, Adaptation]:

@@ -72,10 +72,19 @@ def test_samples_that_are_read_several_times_count_once(engine: Engine) -> None:
     """Nine readings of 400 samples: 3,600 in the rows of the clients."""
     partition = add_partition(engine, counts=[[600, 0], [0, 600]])  # a third of them are test samples
     for method, correct in (("fedala", 3240), ("fedavg", 2700)):
-        tested = {"clients": np.arange(2), "correct": np.array([correct, 0]), "total": np.array([3600, 0]), "loss": np.ones(2)}
+        tested = {"clients": np.arange(2), "correct": np.full(2, correct // 2), "total": np.full(2, 1800), "loss": np.ones(2)}
         add_run(engine, spec(method, eval_repeats=9), [correct / 3600], partition=partition, **tested)
     resolution = of(build(engine), "FedALA > FedAvg").resolution
     assert resolution == pytest.approx(196 * math.sqrt((0.9 * 0.1 + 0.75 * 0.25) / 400))
+
+
+def test_samples_are_those_of_the_clients_that_were_tested(engine: Engine) -> None:
+    """Two of four clients, each with 100 test samples, of which the rows have five readings."""
+    partition = add_partition(engine, counts=[[300, 0], [0, 300], [300, 0], [0, 300]])
+    for method, correct in (("fedala", 900), ("fedavg", 750)):
+        tested = {"clients": np.arange(2), "correct": np.full(2, correct // 2), "total": np.full(2, 500), "loss": np.ones(2)}
+        add_run(engine, spec(method, eval_repeats=5, join_ratio=0.5), [correct / 1000], partition=partition, **tested)
+    assert {record["samples"] for record in build(engine).grid().records} == {200}
 
 
 def test_the_spread_of_seeds_widens_the_interval(engine: Engine) -> None:

@@ -182,11 +182,14 @@ def _sides(engine: Engine, found: Arranged) -> dict[tuple[str, int], Side]:
     """By method and setting, of runs with results by client. Of a method's rows that with the usual hyperparameters comes first:
     its label names none.
     """
-    samples = tested(engine, {run.id: run.round for run in found.runs if run.round is not None})
-    # Of a random test that is read several times (`--eval-repeats`) the same samples count once.
+    by_client = tested(engine, {run.id: run.round for run in found.runs if run.round is not None})
+    samples = {run: sum(of.values()) for run, of in by_client.items()}
+    # Of a random test that is read several times (`--eval-repeats`) each client's samples count once.
     hashes = {run.partition for run in found.runs if run.partition is not None}
-    held = {hash: int(partitions.find(engine, hash).test.sum()) for hash in hashes}
-    samples |= {run.id: min(samples[run.id], held[run.partition]) for run in found.runs if run.id in samples and run.partition}
+    held = {hash: partitions.find(engine, hash).test.sum(axis=1) for hash in hashes}
+    for run in found.runs:
+        if run.id in samples and run.partition:
+            samples[run.id] = sum(min(n, int(held[run.partition][client])) for client, n in by_client[run.id].items())
     made: dict[tuple[str, int], Side] = {}
     for j in range(len(found.settings)):
         for row, runs in sorted(found.column(j), key=lambda one: one[0].label != one[0].title):
