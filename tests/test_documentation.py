@@ -142,7 +142,7 @@ def lay_out_data() -> None:
     put_pfllib(Path("MNIST"), side=28, num_classes=10, non_iid=True, balance=False, partition="dir", alpha=0.1)
     agnews = ("agnews-quick", "agnews-2000", "honest-agnews")
     cifar10 = ("cifar10-6000", "cifar10-12000", "honest-cifar10")
-    mnist = ("mnist-6000", "mnist-authors", "elastic-mnist", "figure3")
+    mnist = ("mnist-6000", "mnist-authors", "elastic-mnist", "figure3", "figure4")
     for name in (*agnews, *cifar10, *mnist):
         Path(f"{name}.db").write_bytes(lzma.decompress((ROOT / "reports" / f"{name}.db.xz").read_bytes()))
     for name in ("clients", "evidence"):
