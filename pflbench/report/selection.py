@@ -17,7 +17,7 @@ from pflbench.errors import NothingYet, UserError, unknown
 from pflbench.report import budgets, labels, style
 from pflbench.report.arrangement import TEST_LABELS, Arranged, Row, SharedSetting, arrange, row_key, short, titles
 from pflbench.store import arrays, runs, studies
-from pflbench.store.measures import TITLES, by_measure
+from pflbench.store.measures import COLUMNS, TITLES, by_measure
 from pflbench.store.runs import Result, RoundRule, RunScope
 from pflbench.store.schema import STATUSES
 
@@ -303,11 +303,15 @@ def measured(engine: Engine, filters: Filters, metric: str, rule: RoundRule = BE
     """
     found = filters.select(engine, rule)
     counted = by_measure(engine, found.runs, metric, rule)
-    what = TITLES[metric] + (f" within {budgets.amount(rule.at)}" if rule.at else "")
+    # A measure's rule chooses among its rounds; a series has to have the round that validation data choose.
+    validated = rule.rule == "val" and metric not in COLUMNS
+    what = TITLES[metric] + " at the round that is best on validation data" * validated
+    what += f" within {budgets.amount(rule.at)}" if rule.at else ""
     if not counted:
         raise UserError(
             f"None of these runs has measured {what}.",
-            "Give a larger --at, or measure it: " * bool(rule.at)
+            "Take another --round-rule. " * validated
+            + "Give a larger --at, or measure it: " * bool(rule.at)
             + f"Runs do with {_HOW.get(metric, '--metrics-every 1')}; --force runs finished ones anew.",
         )
     left = len(found.runs) - len(counted)

@@ -186,13 +186,16 @@ def second_series(engine: Engine, run_id: int) -> tuple[SecondSeries, ...]:
 
 
 def by_series(engine: Engine, results: Sequence[Result], name: str, selection: RoundRule) -> list[Result]:
-    """The results by the named series instead of the headline, under the same rule; runs without that series are left out."""
+    """The results by the named series instead of the headline, under the same rule.
+
+    Runs without that series, or with none of it at the round that counts, are left out.
+    """
     value, t, used = runs.counted(selection, SeriesRow, SeriesRow.name == name)
     best, _, _ = runs.counted(RoundRule(at=selection.at), SeriesRow, SeriesRow.name == name)
     query = select(RunRow.id, value.label("value"), t.label("round"), used.label("used"), best.label("best"))
     query = query.where(RunRow.id.in_([result.id for result in results]))
     with reading(engine) as c:
-        found = {row["id"]: row for row in c.execute(query).mappings() if row["round"] is not None}
+        found = {row["id"]: row for row in c.execute(query).mappings() if row["value"] is not None}
     return [replace(result, **found[result.id]) for result in results if result.id in found]
 
 

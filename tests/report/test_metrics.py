@@ -7,7 +7,16 @@ import json
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine
 from support.command import Shell, parsed
+from support.report_database import spec
+from support.store_samples import write_round
+
+from pflbench.errors import UserError
+from pflbench.report.selection import Filters
+from pflbench.report.tables.accuracy import build
+from pflbench.store import write
+from pflbench.store.write import RoundRecord
 
 RUN = ("run", "-d", "digits", "--clients", "4", "--rounds", "3", "-q")
 
@@ -45,6 +54,25 @@ def test_a_budget_says_what_it_leaves_out(shell: Shell) -> None:
     assert refused.code == 2
     assert "None of these runs has measured Accuracy after local training within 1 FLOPs." in refused.err
     assert "Give a larger --at, or measure it: Runs do with --test-after-training" in refused.err
+
+
+def test_a_validated_round_without_the_series_is_said(engine: Engine) -> None:
+    """FedAvg's validated round is round 0, in which nobody has trained."""
+    for method, best in (("fedavg", 0), ("ditto", 1)):
+        run = write.create_run(engine, spec(method, val_share=0.1), {})
+        write.update_run(engine, run, status="finished")
+        for t in (0, 1):
+            series = {"after training": (0.6, 1.0)} if t else {}
+            write_round(engine, run, RoundRecord(round=t, accuracy=0.5, val_accuracy=float(t == best), series=series))
+    table = build(engine, round_rule="val", metric="after-training")
+    assert [row.method for row in table.rows] == ["ditto"]
+    assert [note for note in table.notes if note.startswith("Not counted")] == [
+        "Not counted: 1 run without Accuracy after local training at the round that is best on validation data "
+        "(`--test-after-training`)."
+    ]
+    with pytest.raises(UserError, match="at the round that is best on validation data") as refused:
+        build(engine, Filters(methods=["fedavg"]), round_rule="val", metric="after-training")
+    assert "Take another --round-rule." in str(refused.value.hint)
 
 
 def test_the_best_round_is_the_most_accurate_of_those_measured(ran: Shell) -> None:
