@@ -61,11 +61,16 @@ def notes(found: Arranged, at: Budget | None) -> list[str]:
     if at is None or math.isinf(at.amount):
         return []
     less = _where(found, lambda run: run.ended and run.spent is not None and run.spent < at.amount)
-    none = _where(found, lambda run: run.within == 0)
+    none = _where(found, lambda run: run.within is not None and run.within < _first_evaluated(run))
     return [
         *([f"Spent less than {amount(at)} in all, counted with what they have: {'; '.join(less)}."] if less else []),
-        *([f"No round within {amount(at)}, counted with the initial model: {'; '.join(none)}."] if none else []),
+        *([f"No evaluated round within {amount(at)}, counted with the initial model: {'; '.join(none)}."] if none else []),
     ]
+
+
+def _first_evaluated(run: Result) -> int:
+    """The first round after the initial model that is evaluated; the last round always is."""
+    return int(min(run.spec["train"]["eval_every"], run.rounds))
 
 
 def _where(found: Arranged, holds: Callable[[Result], bool]) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine
 from support.command import Shell, parsed
-from support.report_database import spec
+from support.report_database import add_run, spec
 from support.store_samples import write_round
 
 from pflbench.errors import UserError
@@ -66,7 +66,16 @@ def test_a_table_at_equal_cost(engine: Engine) -> None:
     assert "Spent less than 5G FLOPs in all, counted with what they have: FedAvg." in ended.notes
     early = accuracy.build(engine, at="flops=2G")
     assert text(early) == {"FedAvg": "50.00 *", "Ditto": "10.00"}
-    assert "No round within 2G FLOPs, counted with the initial model: Ditto." in early.notes
+    assert "No evaluated round within 2G FLOPs, counted with the initial model: Ditto." in early.notes
+
+
+def test_a_budget_that_ends_before_the_first_evaluation_is_said(engine: Engine) -> None:
+    """Every third round is evaluated: within two rounds only the initial model is."""
+    add_run(engine, spec("fedavg", hyperparameters={}, rounds=6, eval_every=3), [0.1, None, None, 0.7, None, None, 0.8])
+    said = "No evaluated round within {} rounds, counted with the initial model: FedAvg."
+    for rounds, initial in ((2, True), (3, False)):
+        table = accuracy.build(engine, at=f"rounds={rounds}", paper="never")
+        assert (said.format(rounds) in table.notes) == initial
 
 
 def test_a_limit_beyond_all_rounds_is_none(engine: Engine) -> None:
