@@ -277,6 +277,8 @@ def test_friedman_and_ranks_by_hand() -> None:
 def test_ties_as_printed_share_a_rank() -> None:
     average, statistic, p = ranks.friedman(np.array([[90.001, 80.0], [90.004, 80.0], [90.0, 80.0]]))
     assert (average.tolist(), statistic, p) == ([2, 2, 2], 0, 1)
+    assert [f"{value:.2f}" for value in (2.675, 2.67, 2.671)] == ["2.67"] * 3
+    assert ranks.friedman(np.array([[2.675, 80.0], [2.67, 80.0], [2.671, 80.0]]))[0].tolist() == [2, 2, 2]
 
 
 def test_critical_difference_is_that_of_the_books() -> None:
