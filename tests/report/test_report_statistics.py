@@ -243,6 +243,15 @@ def test_whom_to_test_against(engine: Engine) -> None:
             build(engine, test="t", against=against)
 
 
+def test_a_single_run_is_not_the_best_that_others_are_tested_against(engine: Engine) -> None:
+    add(engine, "ditto", [0.95, 0.96, 0.95])
+    add(engine, "fedavg", [0.90, 0.91, 0.92])
+    add(engine, "local", [0.99])
+    table = build(engine, test="t", paper="never")
+    assert [cell(table, row).best for row in ("FedAvg", "Ditto", "Local")] == [False, True, False]
+    assert {record["compared_with"] for record in table.grid().records} == {None, "Ditto"}
+
+
 def test_intervals_and_sample_std_stand_in_the_table(engine: Engine) -> None:
     add(engine, "fedavg", [0.5, 0.6, 0.7, 0.8, 0.9])
     table = build(engine, std="sample", ci=0.9)

@@ -123,14 +123,14 @@ def mark_best(cells: Cells) -> Cells:
 def compare(
     cells: Cells, rows: Sequence[str], base: str | None, test: stats.Test, engine: Engine, round_rule: RoundRule
 ) -> Cells:
-    """The cells with their comparisons. base: the row to compare with; None: the best of the column.
+    """The cells with their comparisons. base: the row to compare with; None: the best of the column, as it is marked.
 
     engine, round_rule: where the runs are, and what counts of them.
     """
     if test == stats.OVER_CLIENTS:
         cells = tuple(cell and replace(cell, clients=_clients(engine, cell, round_rule)) for cell in cells)
     here = {label: cell for label, cell in zip(rows, cells, strict=True) if cell}
-    against = base or max(here, key=lambda label: here[label].mean, default=None)
+    against = base or max(here, key=lambda label: (here[label].best, here[label].mean), default=None)
     if against not in here:
         return cells
     found = stats.compare({label: cell.paired_by(test) for label, cell in here.items()}, against, test)
