@@ -94,7 +94,8 @@ class Cost:
     converged: the first evaluated round within the tolerance of the best. seconds_total: up to it. seconds_initial: of that, what
     the receptions with ALA's initial stage took. seconds_round, seconds_evaluate, parameters, scalars, bytes, flops: medians over
     all trained rounds; parameters, scalars and bytes per participant, both ways together; flops of all clients together, None if
-    a round has not counted them. multiple: parameters in units of the model's size.
+    a round has not counted them. bytes_total: of all clients, both ways, up to convergence. multiple: parameters in units of the
+    model's size.
     """
 
     best: float
@@ -106,6 +107,7 @@ class Cost:
     parameters: float
     scalars: float
     bytes: float
+    bytes_total: int
     flops: float | None
     multiple: float | None
     peak_memory: int | None
@@ -312,6 +314,7 @@ def _cost(of: dict[str, Floats], size: int | None, tolerance: float, stages: lis
         parameters=parameters,
         scalars=per_participant("scalars"),
         bytes=per_participant("bytes"),
+        bytes_total=int(np.nansum((of["bytes_up"] + of["bytes_down"])[within])),
         flops=None if np.isnan(of["flops"][trained]).any() else median(of["flops"]),
         multiple=parameters / size if size else None,
         # Each row has the peak so far, which starts again when a run is resumed.

@@ -111,9 +111,7 @@ def overhead(figure: Figure, raw: Raw) -> set[int]:
             converged = rounds.index[rounds["accuracy"] >= rounds["accuracy"].max() - 0.005][0]
             upto = rounds.loc[1:converged]
             spent.append((upto["seconds_receive"] + upto["seconds_update"]).sum())
-            trained = rounds.loc[1:]
-            each = ((trained["bytes_up"] + trained["bytes_down"]) / trained["participants"]).median()
-            sent.append(each * converged / 1e6)
+            sent.append((upto["bytes_up"] + upto["bytes_down"]).sum() / runs.loc[run, "clients"] / 1e6)
         for panel, cost in zip(expected, (spent, sent), strict=True):
             panel[labels.method_title(str(method))] = points([np.mean(cost), own["value"].mean()])
     for ax, panel in zip(figure.axes, expected, strict=True):

@@ -12,7 +12,9 @@ from support.report_database import add_run, spec
 from support.store_samples import write_round
 
 from pflbench.errors import UserError
+from pflbench.report.figures import overhead as figure
 from pflbench.report.needed import METHODS
+from pflbench.report.selection import Filters
 from pflbench.report.tables import overhead as table3
 from pflbench.report.tables.accuracy import Paper
 from pflbench.report.tables.overhead import CostCell, OverheadTable, build
@@ -68,6 +70,13 @@ def test_a_run_that_is_twice_as_long_takes_twice_as_long_to_read(engine: Engine)
         steps.append(next(taken))
     assert steps[0] > 50  # it was counted
     assert steps[1] < 2.5 * steps[0]
+
+
+def test_a_client_that_does_not_join_sends_nothing(engine: Engine) -> None:
+    """4 of 20 clients join each of two rounds until convergence, in which all of them together send 32,160 bytes."""
+    add(engine, "fedavg", [(0.5, 1, 2), (0.7, 1, 2), (0.6, 1, 2)])
+    (point,) = figure.points(engine, Filters().select(engine), 0)
+    assert point.cost == (6, pytest.approx(2 * 32160 / 20 / 1e6))
 
 
 def test_the_tolerance_decides_when_a_run_has_converged(engine: Engine) -> None:

@@ -26,7 +26,7 @@ SIZES = (4.5, 7)  # of a point, of one on the Pareto front
 
 @dataclass(frozen=True)
 class Point:
-    """Means over a method's runs: accuracy in percent; cost: seconds, and megabytes of one client, until convergence."""
+    """Means over a method's runs: accuracy in percent; cost: seconds, and megabytes per client, until convergence."""
 
     row: Row
     accuracy: float
@@ -64,8 +64,9 @@ def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Inte
 def caption(drawn: Sequence[tuple[SharedSetting, Sequence[Point]]], tolerance: float) -> str:
     counts = {len(point.runs) for _, made in drawn for point in made}
     return (
-        f"Best test accuracy over the training time and over the megabytes that one client sends and receives until convergence, "
-        f"the first round within {tolerance:g} points of the best: {lettered([setting.title for setting, _ in drawn])}. "
+        "Best test accuracy over the training time and over the megabytes that a client sends and receives on average until "
+        f"convergence, the first round within {tolerance:g} points of the best: "
+        f"{lettered([setting.title for setting, _ in drawn])}. "
         f"Means over {labels.between(counts, 'run')} per method. Grey line and large markers: the Pareto front. "
         "Evaluation is not counted as time."
     )
@@ -86,8 +87,9 @@ def points(engine: Engine, found: Arranged, column: int, tolerance: float = TOLE
     made = []
     for row, cell in cells:
         if of := {run.id: spent[run.id] for run in cell if run.id in spent}:
+            clients = cell[0].clients - cell[0].spec["train"].get("new_clients", 0)
             seconds = float(np.mean([cost.seconds_total for cost in of.values()]))
-            megabytes = float(np.mean([cost.bytes * cost.converged / 1e6 for cost in of.values()]))
+            megabytes = float(np.mean([cost.bytes_total / clients / 1e6 for cost in of.values()]))
             accuracy = 100 * float(np.mean([cost.best for cost in of.values()]))
             made.append(Point(row, accuracy, (seconds, megabytes), tuple(of)))
     return made
