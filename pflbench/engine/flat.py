@@ -43,6 +43,7 @@ class Flat:
         self.module = module
         self.parameters = _layout(module.named_parameters())
         self.buffers = _layout(module.named_buffers())
+        self.channels_last: bool = getattr(module, "channels_last", True)  # whether its 4-D tensors may have that format
 
     @cached_property
     def size(self) -> int:
@@ -79,7 +80,9 @@ class Flat:
 
     def head_alone(self) -> Flat:
         """The layout of the head as a module of its own: its row is the columns `head` of this layout."""
-        return Flat(self.module.get_submodule(str(self.module.head)))
+        alone = Flat(self.module.get_submodule(str(self.module.head)))
+        alone.channels_last = self.channels_last
+        return alone
 
     def row(self) -> Tensor:
         """The module's parameters, [P]."""

@@ -40,7 +40,7 @@ class Worker:
         self.parameters = dict(self.module.named_parameters())
         self.kernels: list[tuple[Tensor, Tensor]] = []
         for name, view in flat.views(self.row).items():
-            if view.dim() == 4 and samples.device.type == "cpu":
+            if view.dim() == 4 and samples.device.type == "cpu" and flat.channels_last:
                 self.parameters[name].data = view.contiguous(memory_format=torch.channels_last)
                 self.kernels.append((view, self.parameters[name].data))
             else:

@@ -33,6 +33,7 @@ class ExtendedModel(nn.Module):
         self.net = net
         self.head = f"net.{net.head}"
         self.blocks = tuple(tuple(f"net.{name}" for name in block) for block in net.blocks)
+        self.channels_last = getattr(net, "channels_last", True)
         self.classes, self.width = top.out_features, top.in_features
 
     @property

@@ -22,6 +22,9 @@ class Backbone(nn.Module):
     lookup: ClassVar[str | None] = None
     """Name of the nn.Embedding that looks up the input's tokens, if there is one: a step changes few of its rows."""
 
+    channels_last: bool = True
+    """Whether it works on parameters and samples in channels-last format, in which convolutions are faster on a CPU."""
+
     def features(self, x: Tensor) -> Tensor:
         """The input of the head, [batch, d]."""
         raise NotImplementedError

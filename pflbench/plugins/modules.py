@@ -27,7 +27,7 @@ _LOGITS = "Its forward(x) takes samples [batch, ...] and returns logits [batch, 
 Sizes = dict[str, Any]
 """What a constructor may ask for: input_shape, classes, vocabulary (None without texts)."""
 
-_checked: set[tuple[Any, ...]] = set()
+_checked: dict[tuple[Any, ...], bool] = {}  # `Own.channels_last` of the models that were checked
 
 
 class Own(Backbone):
@@ -66,13 +66,14 @@ def build(code: Plugin, shape: tuple[int, ...], classes: int, vocabulary: int | 
     about = (code.sha256, code.path, code.name, *sizes.values())
     if about not in _checked:
         with torch.device("cpu"), torch.random.fork_rng(devices=[]):
-            _check(code, sizes)
-        _checked.add(about)
+            _checked[about] = _works_channels_last(_check(code, sizes), inputs(shape, vocabulary))
     if torch.get_default_device().type != "meta":
-        return _constructed(code, sizes)
-    # A constructor may read values, such as torch.linspace(0, 1, depth), which "meta" does not have.
-    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
-        return _without_data(_constructed(code, sizes))
+        model = _constructed(code, sizes)
+    else:  # a constructor may read values, such as torch.linspace(0, 1, depth), which "meta" does not have
+        with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+            model = _without_data(_constructed(code, sizes))
+    model.channels_last = _checked[about]
+    return model
 
 
 def inputs(shape: tuple[int, ...], vocabulary: int | None, count: int = BATCH) -> Tensor:
@@ -180,8 +181,8 @@ def _blocks(code: Plugin, net: nn.Module) -> list[tuple[str, ...]]:
 # -- what a model must keep ---------------------------------------------------------------------------------------------
 
 
-def _check(code: Plugin, sizes: Sizes) -> None:
-    """Raises UserError for a model that methods could not train, or not in the same way on both executors."""
+def _check(code: Plugin, sizes: Sizes) -> Own:
+    """Returns a model of that code. Raises UserError if methods could not train it, or not in the same way on both executors."""
     torch.manual_seed(SEED)
     model = _constructed(code, sizes)
     torch.manual_seed(SEED)
@@ -219,6 +220,20 @@ def _check(code: Plugin, sizes: Sizes) -> None:
             "and buffers, which all clients would share",
             "Make it a buffer: self.register_buffer(...).",
         )
+    return _constructed(code, sizes)
+
+
+def _works_channels_last(model: Own, x: Tensor) -> bool:
+    """Whether `forward` and its gradients work in the format of the loop executor on a CPU; x.view(...) may not."""
+    kernels = [parameter for parameter in model.parameters() if parameter.dim() == 4]
+    try:
+        for kernel in kernels:
+            kernel.data = kernel.contiguous(memory_format=torch.channels_last)
+        x = torch.empty(x.shape, dtype=x.dtype, memory_format=torch.channels_last).copy_(x) if kernels else x
+        model.train()(x).sum().backward()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _tried(code: Plugin, model: Own, x: Tensor) -> tuple[Any, list[Any]]:

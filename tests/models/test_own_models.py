@@ -12,7 +12,8 @@ from support.command import Shell, parsed, write
 from support.nets import NETS
 from torch import nn
 
-from pflbench import models, plugins
+from pflbench import methods, models, plugins
+from pflbench.contract.small import federation, train
 from pflbench.engine.flat import Flat
 from pflbench.errors import UserError
 from pflbench.run.flops import Costs
@@ -135,6 +136,29 @@ def test_lazy_layers_and_texts(shell: Shell) -> None:
     assert built(f"{file}:Words", (20,), 4, 50).net.embedding.weight.shape == (50, 6)
     with pytest.raises(UserError, match="asks for 'vocabulary', which these data do not have"):
         built(f"{file}:Words")
+
+
+VIEWS = {  # as tutorials write it, and on samples that are no images
+    "a view": ("return self.fc(F.relu(self.conv(x)).view(-1, 4 * 36))", DIGITS),
+    "samples of one dimension": ("return self.fc(F.relu(self.conv(x.view(-1, 1, 8, 8))).view(-1, 4 * 36))", (64,)),
+}
+
+
+@pytest.mark.parametrize("case", VIEWS)
+@pytest.mark.parametrize("name", ["fedavg", "fedproto"])
+def test_a_view_after_a_convolution_trains_alike_on_both_executors(shell: Shell, case: str, name: str) -> None:
+    """FedProto has a module of its own around the model. Another model keeps the format that is faster."""
+    forward, shape = VIEWS[case]
+    added = "del self.hidden, self.fc; self.conv, self.fc = nn.Conv2d(1, 4, 3), nn.Linear(4 * 36, classes)"
+    file, method = write("own.py", body(added, forward)), methods.make(methods.spec(name, {}))
+
+    def trained(engine: str) -> torch.Tensor:
+        of = federation(lambda *_: built(f"{file}:Own", shape), engine, n=(9, 5), shape=shape, classes=10, around=method.model)
+        return method.deployed(train(method, of, 1))
+
+    torch.testing.assert_close(trained("loop"), trained("batched"), rtol=0, atol=1e-10)
+    assert not built(f"{file}:Own", shape).channels_last
+    assert built(f"{write('nets.py', NETS)}:Net").channels_last
 
 
 # -- what is refused -----------------------------------------------------------------------------------------------------
