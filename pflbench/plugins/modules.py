@@ -23,6 +23,9 @@ from pflbench.plugins import TRACEBACK, Plugin, in_a_line
 NET = "net."
 SEED, BATCH = 0, 2
 _LOGITS = "Its forward(x) takes samples [batch, ...] and returns logits [batch, classes], without softmax."
+_UNUSED = (
+    "Use them in forward, or leave them out. A lambda that holds `self` does not use those of a copy: write a method instead."
+)
 
 Sizes = dict[str, Any]
 """What a constructor may ask for: input_shape, classes, vocabulary (None without texts)."""
@@ -190,14 +193,14 @@ def _check(code: Plugin, sizes: Sizes) -> Own:
     x = inputs(sizes["input_shape"], sizes["vocabulary"])
     before = _generators()
     buffers = [buffer.clone() for buffer in model.buffers()]
-    logits, of_head = _tried(code, model, x)
     try:
-        copy.deepcopy(model)
+        model = copy.deepcopy(model)  # as executors do
     except RuntimeError as error:
         raise code.error(
             f"cannot be copied: {str(error).partition('.')[0]}",
             "If it uses torch.nn.utils.weight_norm, use torch.nn.utils.parametrizations.weight_norm instead.",
         ) from None
+    logits, of_head = _tried(code, model, x)
     if _generators() != before:
         layers = [plain_name(name) for name, layer in model.named_modules() if isinstance(layer, _DropoutNd) and layer.p]
         raise code.error(
@@ -210,7 +213,7 @@ def _check(code: Plugin, sizes: Sizes) -> Own:
     labels = torch.zeros(len(x), dtype=torch.int64)
     gradients = torch.autograd.grad(F.cross_entropy(logits, labels), list(named.values()), allow_unused=True)
     if unused := [plain_name(name) for name, gradient in zip(named, gradients, strict=True) if gradient is None]:
-        raise code.error(f"does not use its parameters {_some(unused)}", "Use them in forward, or leave them out.")
+        raise code.error(f"does not use its parameters {_some(unused)}", _UNUSED)
     with torch.no_grad():
         for buffer, value in zip(model.buffers(), buffers, strict=True):
             buffer.copy_(value)

@@ -191,6 +191,12 @@ CLASSES = {  # what is added to the constructor, what forward returns, what the 
         "",
         "does not use its parameters no.weight, no.bias",
     ),
+    "a lambda that holds the model": (
+        "self.act = lambda h: self.norm(h); fc = self.fc; del self.fc; self.norm = nn.LayerNorm(16); self.fc = fc",
+        f"self.fc(self.act({FED}))",
+        "",
+        "does not use its parameters norm.weight, norm.bias",
+    ),
     "frozen parameters": ("self.hidden.requires_grad_(False)", f"self.fc({FED})", "", "parameters: hidden.weight, hidden.bias"),
     "dropout": ("self.d = nn.Dropout(0.2)", f"self.fc(self.d({FED}))", "", r"draws random numbers in training \(d\)"),
     "noise": ("", f"self.fc({FED} * np.random.rand())", "", "draws random numbers in training:"),
@@ -229,11 +235,12 @@ def test_what_could_not_be_trained_rightly_is_refused(shell: Shell, case: str) -
 
 
 def test_what_is_not_trained_but_allowed(shell: Shell) -> None:
-    """Rates of 0, buffers that training changes, attention without dropout."""
+    """Rates of 0, buffers that training changes, attention without dropout, features that are kept to be looked at."""
     text = body(
         "self.d, self.a = nn.Dropout(0.0), nn.MultiheadAttention(16, 2, batch_first=True); del self.fc\n"
         "        self.fc = nn.Linear(16, classes); self.register_buffer('seen', torch.zeros(()))",
-        "self.seen.add_(1); h = self.d(self.hidden(x.flatten(1)))[:, None]; return self.fc(h[:, 0] + self.a(h, h, h)[0][:, 0])",
+        "self.seen.add_(1); h = self.kept = self.d(self.hidden(x.flatten(1)))[:, None]\n"
+        "        return self.fc(h[:, 0] + self.a(h, h, h)[0][:, 0])",
     )
     assert built(f"{write('own.py', text)}:Own").head == "net.fc"
 
