@@ -128,6 +128,10 @@ def _explain(raised: Exception) -> tuple[int, str]:
 
         if isinstance(raised, OperationalError):
             return 2, f"The database failed: {raised.orig}.\n`pflbench db check` looks for damage."
+    from pflbench import plugins
+
+    if line := plugins.line_of(raised):
+        return 2, f"{line}: {plugins.in_a_line(raised)}.\nThis is your own code, or what it called. {plugins.TRACEBACK}"
     text = " ".join(str(raised).split())[:500]
     return 1, f"{type(raised).__name__}: {text}\nA bug of pflbench: please report it with what PFLBENCH_DEBUG=1 shows."
 

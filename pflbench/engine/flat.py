@@ -163,3 +163,8 @@ def take(everyone: Tensor, S: Tensor) -> Tensor:
 def put(everyone: Tensor, S: Tensor, rows: Tensor) -> Tensor:
     """Everyone's rows [N, ...] with new ones for S, ascending positions."""
     return rows if len(S) == len(everyone) else everyone.index_copy(0, S, rows)
+
+
+def in_type(buffer: Tensor, dtype: torch.dtype) -> Tensor:
+    """A buffer of a row in its own type: an average of integers is rounded, since 7 may have become 6.9999995."""
+    return (buffer if dtype.is_floating_point else buffer.round()).to(dtype)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from pflbench import environment, interrupts
 from pflbench.engine import devices, requests
 from pflbench.engine.batches import Plan
-from pflbench.engine.flat import Flat
+from pflbench.engine.flat import Flat, in_type
 from pflbench.engine.samples import Samples
 
 FEATURES_AT_ONCE = 128
@@ -56,7 +56,8 @@ class Worker:
 
     def load_buffers(self, buffers: Tensor) -> None:
         for name, value in self.flat.buffer_views(buffers).items():
-            self.module.get_buffer(name).copy_(value)
+            mine = self.module.get_buffer(name)
+            mine.copy_(in_type(value, mine.dtype))
 
     def push(self) -> None:
         """Copies kernels from the row, after a change of the row."""

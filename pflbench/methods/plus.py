@@ -96,6 +96,11 @@ class PlusALA(Method):
     def update(self, fed: Federation, s: PlusState, S: Tensor) -> PlusState:
         listening = fed.initialising(lambda *_: s.local)
         base = self.base.update(listening, s.base, S)
+        if not listening.uploads:
+            raise UserError(
+                f"{self.base.title} collects no trained model, so ALA has none to start from in the next round.",
+                "A method that uploads says so by calling fed.collect(theta_S, S) in `update`.",
+            )
         return PlusState(base, put(s.local, S, listening.uploads[0]), s.ala.after_training(S))
 
     def deployed(self, s: PlusState) -> Tensor:

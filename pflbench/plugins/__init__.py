@@ -132,6 +132,13 @@ def installed(kind: str) -> tuple[Plugin, ...]:
     return _installed_on(kind, tuple(sys.path))
 
 
+def line_of(error: BaseException) -> str | None:
+    """The last line of a plug-in's file in an error's traceback, as "own.py, line 3"; None if none of them is in it."""
+    files = {module.__file__ for module in _executed.values()}
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    return f"{lines[-1].filename}, line {lines[-1].lineno}" if lines else None
+
+
 def in_a_line(error: BaseException) -> str:
     """The error's type and message on one line, without a final full stop."""
     text = error.msg if isinstance(error, SyntaxError) else str(error)

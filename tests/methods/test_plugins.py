@@ -111,6 +111,14 @@ def test_what_is_wrong_with_a_file_is_said_in_two_lines(shell: Shell, name: str,
     assert name in told
 
 
+def test_an_error_in_a_method_names_its_line(shell: Shell) -> None:
+    """It is no bug of pflbench."""
+    typo = OWN + "\n    def update(self, fed, s, S):\n        return thta_S\n"
+    line = len(typo.splitlines())
+    told = shell.refused(*RUN, "--plugin", write("typo.py", typo), "-m", "typo")
+    assert f"typo.py, line {line}: NameError: name 'thta_S' is not defined.\nThis is your own code" in told
+
+
 def test_a_missing_file_and_a_name_given_twice(shell: Shell) -> None:
     assert "nowhere.py cannot be read: No such file" in shell.refused(*RUN, "-m", "fedavg", "--plugin", "nowhere.py")
     a, b = write("a/own.py", OWN), write("b/own.py", OWN)
@@ -129,6 +137,9 @@ def test_ala_plugs_in_where_a_method_loads_what_it_received(shell: Shell) -> Non
     deaf = OWN + "\n    def receive(self, fed, s, S):\n        return s\n"
     told = shell.refused(*RUN, "--plugin", write("deaf.py", deaf), "-m", "deaf+ala")
     assert "Own does not take over a received model" in told
+    mute = OWN + "\n    def update(self, fed, s, S):\n        fed.sgd(fed.load(fed.rows(s.w, S), S), S)\n        return s\n"
+    told = shell.refused(*RUN, "--plugin", write("mute.py", mute), "-m", "mute+ala")
+    assert "Own collects no trained model" in told
     told = shell.refused(*RUN, "--plugin", write("eta.py", OWN.replace("inert:", "eta:")), "-m", "eta+ala")
     assert "both have a hyperparameter eta" in told
 

@@ -227,6 +227,14 @@ def test_the_best_settings_are_run_again_and_diverged_ones_are_the_worst(shell: 
     assert row["winner"] == {"lr": 0.1}
 
 
+def test_a_later_attempt_that_failed_does_not_count(shell: Shell, untrained: Any) -> None:
+    assert shell("tune", "s", "-m", "ditto", *LAMS, *SMALL, "--db", "tuned.db").code == 0
+    before = table(shell, "--db", "tuned.db")
+    engine = connect(to_url("tuned.db"))
+    write.update_run(engine, write.create_run(engine, untrained.made[-1], {}), status="failed")
+    assert table(shell, "--db", "tuned.db") == before
+
+
 def test_tables_name_the_study_and_mixed_budgets(shell: Shell, untrained: Any) -> None:
     assert shell("tune", "s", "-m", "ditto", *LAMS, *SMALL).code == 0
     told = shell("table", "accuracy").out

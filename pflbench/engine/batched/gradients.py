@@ -16,7 +16,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from pflbench.engine.batched.convolutions import convolutions
 from pflbench.engine.batched.layers import change_buffers_in_place, compute_together, cross_entropy, track_statistics
-from pflbench.engine.flat import Flat
+from pflbench.engine.flat import Flat, in_type
 from pflbench.engine.requests import ALL, Loss, Objective, output
 from pflbench.engine.samples import Samples
 
@@ -212,6 +212,6 @@ class Gradients:
         return {name: v.clone(memory_format=torch.contiguous_format) for name, v in self.buffers(rows).items()}
 
     def buffers(self, rows: Tensor) -> Named:
-        """Buffer rows in the module's types: its counters are integers."""
+        """Buffer rows in the module's types."""
         types = {name: b.dtype for name, b in self.module.named_buffers()}
-        return {k: v.to(types[k]) for k, v in self.flat.buffer_views(rows).items()}
+        return {k: in_type(v, types[k]) for k, v in self.flat.buffer_views(rows).items()}

@@ -80,7 +80,8 @@ def build(engine: Engine, filters: Filters = Filters(), *, study: str | None = N
     every = [studies.find(engine, study)] if study else studies.listed(engine)
     if not every:
         raise NothingYet("There is no study in this database.", "Make one: pflbench tune NAME -m ditto --val-share 0.1")
-    passing = {run.key: run for run in filters.matching(engine, RoundRule("val")) if run.status in OVER}
+    ended = [run for run in filters.matching(engine, RoundRule("val")) if run.status in OVER]
+    passing = {run.key: run for run in sorted(ended, key=lambda run: run.status == "finished")}  # the attempt that has the score
     rows: list[TunedMethod] = []
     notes: list[str] = []
     shown: list[StoredStudy] = []
