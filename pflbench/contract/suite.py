@@ -6,6 +6,7 @@ A method's own test says `@pytest.mark.parametrize("name", ["my-method"])` over 
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from pflbench.methods.base import Method
 from pflbench.run import new_clients
 from pflbench.run.checkpoint import Checkpoints, Snapshot, tensors
 from pflbench.run.places import Folder
-from pflbench.run.round import HEADLINE, evaluate
+from pflbench.run.round import HEADLINE, CommunicationRound, evaluate
 from pflbench.spec import MethodSpec
 
 FEW = (12, 4, 9, 7)  # samples of each client in tests that only compare two trainings
@@ -241,16 +242,38 @@ class Contract:
             changed = [field for field, value in tensors(now).items() if not torch.equal(value, kept[field])]
             assert not changed, f"the state that was given now has another {changed[0]}"
 
-    def test_checkpoint_and_restore(self, name: str, tmp_path: Path) -> None:
-        fed, method = federation(name, "batchnorm", n=FEW), make(name)
+    @pytest.mark.parametrize("dtype", ["float64", "float32"])
+    def test_checkpoint_and_restore(self, name: str, dtype: str, tmp_path: Path) -> None:
+        made = partial(federation, name, "batchnorm", n=FEW, dtype=dtype)
+        fed, method = made(), make(name)
         half = train(method, fed, 2)
         checkpoints = Checkpoints(Folder(tmp_path), "1", owner="me")
         checkpoints.save(Snapshot(2, half, fed.buffers, {"best": 0.5}))
-        resumed = federation(name, "batchnorm", n=FEW)
+        resumed = made()
         loaded = checkpoints.load(method.init(resumed), torch.device("cpu"))
-        assert loaded is not None, "the state that init makes has other fields or shapes than later ones"
+        assert loaded is not None, "the state that init makes has other fields, shapes or types than later ones"
         resumed.buffers.update(loaded.buffers)
-        assert_same(train(method, resumed, 1, loaded.state, start=3), train(method, federation(name, "batchnorm", n=FEW), 3))
+        assert_same(train(method, resumed, 1, loaded.state, start=3), train(method, made(), 3))
+
+    def test_clients_may_fail_after_reception(self, name: str) -> None:
+        """`update` then gets fewer clients than `receive` did."""
+        fed, method = federation(name, n=FEW, dropout=0.5), make(name)
+        assert method.deployed(train(method, fed, 3)).isfinite().all()
+
+    def test_the_server_works_with_what_it_gets(self, name: str) -> None:
+        """Else compressed uploads would save traffic and cost no accuracy."""
+        method = make(name)
+        if method.upload_refused:
+            return
+        states, spared = [], False
+        for upload in ("full", "topk:0.1"):
+            fed = federation(name, n=FEW, upload=upload)
+            now = CommunicationRound(method, fed, 1)
+            states.append(tensors(now.update(now.receive(method.init(fed)))))
+            spared = bool(now.training.ledger.spared.any())
+        full, short = states
+        same = all(torch.equal(value, short[field]) for field, value in full.items())
+        assert not (spared and same), "use what fed.collect returns"
 
     def test_empty_and_tiny_clients(self, name: str) -> None:
         for engine in EXECUTORS:

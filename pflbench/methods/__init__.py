@@ -195,6 +195,9 @@ def _valid(name: str, cls: Any, values: Mapping[str, Value]) -> Any:
         return cls(**{k: v for k, v in values.items() if k in cls.__pydantic_fields__})
     except ValidationError as error:
         first, *more = error.errors()
+        if not first["loc"]:  # of the method's own __post_init__
+            reason = why([first]).removeprefix("Value error, ")
+            raise UserError(f"{name}: {reason}.", f"See `pflbench methods show {name}`.") from None
         reason = why([first, *(detail for detail in more if detail["loc"][:1] == first["loc"][:1])])
         raise UserError(
             f"{name}.{first['loc'][0]} = {first['input']!r} is not possible: {reason}.",

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, NoneType
 from typing import TYPE_CHECKING, Any
 
 from pflbench import plugins
@@ -135,6 +135,13 @@ def _lacks(cls: Any) -> str:
     for name, value in vars(cls).items():
         if isinstance(value, FieldInfo) and name not in vars(cls)["__pydantic_fields__"]:
             return f"gives {name} no type: write {name}: float = hyper(...)"
+    if type(cls.version) is not int:
+        return f"has version {cls.version!r}, which is no whole number"
+    for name, field in vars(cls)["__pydantic_fields__"].items():
+        if name in vars(Method):
+            return f"calls a hyperparameter {name}, as a part of every method is called"
+        if not isinstance(field.default, (bool, int, float, str, NoneType)):
+            return f"gives {name} a {type(field.default).__name__}: it must be a number, a word, true, false or None"
     missing = [fact for fact in FACTS if not hasattr(cls, fact)]
     return f"does not say its {', '.join(missing)}" if missing else ""
 

@@ -190,6 +190,7 @@ def _check(code: Plugin, sizes: Sizes) -> Own:
     model = _constructed(code, sizes)
     torch.manual_seed(SEED)
     _check_parameters(code, model, _constructed(code, sizes))
+    other = _constructed(code, sizes)
     x = inputs(sizes["input_shape"], sizes["vocabulary"])
     before = _generators()
     buffers = [buffer.clone() for buffer in model.buffers()]
@@ -200,6 +201,7 @@ def _check(code: Plugin, sizes: Sizes) -> Own:
             f"cannot be copied: {str(error).partition('.')[0]}",
             "If it uses torch.nn.utils.weight_norm, use torch.nn.utils.parametrizations.weight_norm instead.",
         ) from None
+    _check_tensors(code, model, other)
     logits, of_head = _tried(code, model, x)
     if _generators() != before:
         layers = [plain_name(name) for name, layer in model.named_modules() if isinstance(layer, _DropoutNd) and layer.p]
@@ -275,6 +277,17 @@ def _check_parameters(code: Plugin, model: Own, again: Own) -> None:
             f"does not have the parameters of its head {plain_name(model.head)} as its last ones, and for itself",
             f'Assign it last in __init__, or name another one: head = "...". In order: {_children(model.net)}.',
         )
+
+
+def _check_tensors(code: Plugin, model: Own, other: Own) -> None:
+    """other: of another seed. Runs that differ in the seed may train in one pack, with the module of the first."""
+    for (place, one), another in zip(model.named_modules(), other.modules(), strict=True):
+        for name, value in vars(one).items():
+            if isinstance(value, Tensor) and not torch.equal(value, vars(another)[name]):
+                raise code.error(
+                    f"draws {plain_name(f'{place}.{name}')} at random, but keeps it in no buffer",
+                    "Make it a buffer: self.register_buffer(...).",
+                )
 
 
 def _check_logits(code: Plugin, model: Own, logits: Any, classes: int, of_head: Sequence[Any]) -> None:

@@ -19,7 +19,7 @@ from pflbench.engine.requests import Executor
 from pflbench.errors import Diverged, Occupied, Unreachable, UserError, Vanished
 from pflbench.run import record
 from pflbench.run.arithmetic import exact_arithmetic, memory_errors
-from pflbench.run.checkpoint import Checkpoints, Snapshot, owner
+from pflbench.run.checkpoint import Checkpoints, Snapshot, owner, tensors
 from pflbench.run.clock import clock
 from pflbench.run.device import find_device
 from pflbench.run.execution import Execution
@@ -119,7 +119,13 @@ class _Loop:
         self.method, self.train = run.method, run.spec.train
         self.fed, self.how, self.central = fed, run.how, run.data.central
         self.new = run.newcomers(fed)
-        self.state = self.method.init(fed.at(0))
+        first = fed.at(0)
+        self.state, self.notes = self.method.init(first), first.ledger.notes
+        if wrong := [name for name, value in tensors(self.state).items() if not isinstance(value, torch.Tensor)]:
+            raise UserError(
+                f"The state of {run.spec.method.name} has {wrong[0]}, which is no tensor: no checkpoint could keep it.",
+                "Make it a tensor, such as torch.tensor(0).",
+            )
         if self.central is not None:
             require_global_model(run.spec.method.name, self.method, self.state)
         self.best: float | None = None
@@ -127,6 +133,7 @@ class _Loop:
 
     def run(self, account: RunRecord, checkpoints: Checkpoints) -> Iterator[Progress]:
         self.account, self.checkpoints = account, checkpoints
+        self.account.note(self.notes)
         last = self._resume()
         self.account.rewind(last)
         yield self._progress("started" if last < 0 else "resumed", max(last, 0))

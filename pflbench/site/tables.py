@@ -52,7 +52,7 @@ def leaders(accuracy: Grid) -> tuple[Leaders, ...]:
     for column in accuracy.columns:
         cells = [pair for pair in zip(accuracy.labels, column.entries, strict=True) if pair[0] != baselines.MAJORITY]
         if run := [(label, cell) for label, cell in cells if cell.runs]:
-            best = sorted(run, key=lambda pair: -float(sort_value(pair[1].text) or 0))
+            best = sorted(run, key=lambda pair: (not pair[1].best, -float(sort_value(pair[1].text) or 0)))
             found.append(Leaders(", ".join(column.head), tuple(best), tuple(label for label, cell in cells if not cell.runs)))
     return tuple(found)
 

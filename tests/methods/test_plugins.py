@@ -103,12 +103,35 @@ def test_several_files_by_the_option_and_by_the_environment(shell: Shell, monkey
         ("own.py", HEAD.replace("fedavg", "base").replace("FedAvg", "Method") + "@method\nclass Own(Method):\n    pass\n",
          "Own does not define deployed, init, receive, update"),
         ("own.py", OWN.replace("inert: float", "inert"), "Own gives inert no type"),
+        ("own.py", OWN + "    version = '1.1'\n", "Own has version '1.1', which is no whole number"),
+        ("own.py", OWN.replace("inert: float = hyper(1.0", "inert: list = hyper([1, 2]"), "Own gives inert a list: it must be"),
+        ("own.py", OWN.replace("inert:", "model:"), "Own calls a hyperparameter model, as a part of every method"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_file_is_said_in_two_lines(shell: Shell, name: str, text: str, words: str) -> None:
     told = shell.refused("methods", "list", "--plugin", write(name, text))
     assert words in told
     assert name in told
+
+
+def test_what_a_method_itself_says_of_its_hyperparameters_is_told(shell: Shell) -> None:
+    check = "\n    def __post_init__(self):\n        if self.inert > 2:\n            raise ValueError('inert is at most 2')\n"
+    told = shell.refused(*RUN, "--plugin", write("own.py", OWN + check), "-m", "own", "--set", "own.inert=3")
+    assert told.splitlines()[0] == "Error: own: inert is at most 2."
+
+
+def test_notes_of_the_beginning_are_told_and_kept(shell: Shell) -> None:
+    init = "\n    def init(self, fed):\n        fed.ledger.note('big', 'a large model')\n        return super().init(fed)\n"
+    assert "a large model" in shell(*RUN[:-1], "--plugin", write("own.py", OWN + init), "-m", "own").err
+    assert parsed(shell("runs", "show", "1", "--json"))["environment"]["notes"]["big"] == "a large model"
+
+
+def test_a_state_that_no_checkpoint_could_keep_is_refused(shell: Shell) -> None:
+    counting = OWN.replace("@method", "import dataclasses\n\n\n@dataclasses.dataclass(frozen=True)\nclass State:\n    w: object\n"
+                           "    rounds: int = 0\n\n\n@method")  # fmt: skip
+    counting += "\n    def init(self, fed):\n        return State(fed.initial())\n"
+    told = shell.refused(*RUN, "--plugin", write("own.py", counting), "-m", "own")
+    assert "The state of own has rounds, which is no tensor" in told
 
 
 def test_an_error_in_a_method_names_its_line(shell: Shell) -> None:
@@ -185,7 +208,7 @@ def test_a_new_method_works_and_keeps_the_contract(tmp_path: Path, shell: Shell)
     assert "new" not in "".join(path.read_text().lower() for path in Path("mine").iterdir()).replace("a new state", "")
     tested = shell("methods", "test", "fed-mix", "--plugin", "mine/fed_mix.py")
     assert tested.code == 0, tested.out
-    assert "25 passed" in tested.out
+    assert "28 passed" in tested.out
     assert [path.name for path in tmp_path.iterdir()] == ["mine"], "nothing is left behind"
     told = shell.refused("methods", "new", "fed-mix", "-o", "mine")
     assert "fed_mix.py exists already; nothing was written" in told
@@ -237,6 +260,20 @@ BROKEN = {
         "        return replace(s, w=torch.stack(MEMORY[-9:]).mean(0))\n",
         ["test_the_same_seed_gives_the_same_numbers", "test_checkpoint_and_restore"],
     ),
+    "an average of what was not sent": (
+        "\n    def update(self, fed, s, S):\n        theta_S = fed.sgd(fed.rows(s.w, S), S)\n"
+        "        fed.collect(theta_S, S, since=s.w)\n        return replace(s, w=fed.mean(theta_S, S))\n",
+        ["test_the_server_works_with_what_it_gets"],
+    ),
+    "the cohort of reception": (
+        "\n    def receive(self, fed, s, S):\n        MEMORY[:] = [S]\n        return super().receive(fed, s, S)\n"
+        "\n    def update(self, fed, s, S):\n        return replace(s, w=fed.mean(fed.sgd(fed.rows(s.w, S), S), MEMORY[0]))\n",
+        ["test_clients_may_fail_after_reception"],
+    ),
+    "another type than at first": (
+        UPDATE + "        return replace(s, w=s.w.double())\n",
+        ["test_checkpoint_and_restore"],
+    ),
 }
 
 
@@ -249,7 +286,7 @@ def test_a_broken_method_fails_the_test_of_what_it_breaks(shell: Shell, monkeypa
     monkeypatch.setenv("PYTEST_ADDOPTS", "-k 'not executors and not tiny'")
     done = shell("methods", "test", "own", "--plugin", file)
     assert done.code == 1
-    assert set(failing) <= set(re.findall(r"^FAILED \S+::Contract::(\w+)\[own\]", done.out, re.M)), done.out
+    assert set(failing) <= set(re.findall(r"^FAILED \S+::Contract::(\w+)\[own", done.out, re.M)), done.out
 
 
 def test_the_suite_needs_a_method_and_pytest(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,6 +223,9 @@ FUNCTIONS = {
     "other classes": ("def own():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 7))", "returns 2 x 7 .* not 2 x 10"),
 }
 REFUSED = {case: (body(added, f"return {out}", f"    {said}"), words) for case, (added, out, said, words) in CLASSES.items()}
+REFUSED["a random tensor beside the buffers"] = (
+    body("self.mixed = torch.randn(64, 64)", "return self.fc(self.hidden(x.flatten(1) @ self.mixed))"), "draws mixed at random",
+)  # fmt: skip
 REFUSED |= {case: (f"{NETS}\n\n{text}\n", words) for case, (text, words) in FUNCTIONS.items()}
 
 
