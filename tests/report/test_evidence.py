@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +22,14 @@ from pflbench.store.write import RoundRecord
 SAMPLES = 400
 
 
-def add(engine: Engine, method: str, *correct: int, rounds: int = 2000) -> None:
+def add(
+    engine: Engine, method: str, *correct: int, rounds: int = 2000, test_labels: bool = False, **hyperparameters: Any
+) -> None:
     """A run for each seed, with so many correct of SAMPLES, which two clients share."""
     for seed, number in enumerate(correct):
-        run = write.create_run(engine, spec(method, seed, rounds=rounds), {})
+        made = spec(method, seed, rounds=rounds, hyperparameters=own or None)
+        of_method = made.method.model_copy(update={"test_labels": test_labels})
+        run = write.create_run(engine, made.model_copy(update={"method": of_method}), {})
         write.update_run(engine, run, status="finished")
         half = {"clients": np.arange(2), "correct": np.array([number, 0]), "loss": np.ones(2)}
         write_round(engine, run, RoundRecord(round=1, accuracy=number / SAMPLES, total=np.array([SAMPLES, 0]), **half))
@@ -52,6 +57,21 @@ def test_ranks_are_those_of_the_papers() -> None:
     assert set(sorted(paper, key=paper.__getitem__)[-2:]) == {"fedavg", "fedprox"}
     assert sum(paper.values()) == pytest.approx(14 * 15 / 2)
     assert len(leaderboard) == 18
+
+
+def test_what_is_not_the_method_of_the_claim_is_said(engine: Engine) -> None:
+    """FedALA without ALA, and Per-FedAvg that adapts on the labels of the test."""
+    add(engine, "fedavg", 300)
+    add(engine, "fedala", 360, adapt=False)
+    add(engine, "per-fedavg", 380, test_labels=True, adapt_on="test2022")
+    table = build(engine)
+    assert of(table, "FedALA > FedAvg").variants == ["FedALA, adapt=False"]
+    (note,) = [note for note in table.notes if note.startswith("Not the paper's hyperparameters")]
+    assert "FedALA, adapt=False (MNIST, Dir(0.1))" in note
+    (verdicts,) = [column for column in table.grid().columns if column.head[-1] == "verdict"]
+    by_claim = dict(zip(table.grid().labels, [cell.text for cell in verdicts.entries], strict=True))
+    assert by_claim["Per-FedAvg > FedAvg"] == "confirmed ‡"
+    assert by_claim["FedALA > FedAvg"] == "confirmed"
 
 
 def test_a_gap_counts_beyond_the_sampling_of_the_test_data(engine: Engine) -> None:

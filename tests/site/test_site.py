@@ -35,7 +35,7 @@ from pflbench.report.selection import Filters
 from pflbench.report.tables.grid import CellText, Column, Grid
 from pflbench.site import html, page, runs, serve
 from pflbench.site.page import Page, build
-from pflbench.site.tables import HeadGroup, sort_value, view
+from pflbench.site.tables import HeadGroup, leaders, sort_value, view
 from pflbench.store import database as db
 from pflbench.store import write
 from pflbench.store.write import RoundRecord
@@ -314,6 +314,13 @@ def test_the_best_methods_of_a_setting_stand_on_top(whole: tuple[Page, str]) -> 
     assert [label for label, _ in cifar.best] == ["FedAvg"]
     assert set(cifar.without) == {label for label, _ in mnist.best} - {"FedAvg"}
     assert 'id="leaders"' in whole[1]
+
+
+def test_a_single_run_does_not_lead_methods_with_several() -> None:
+    """It is not marked as the best in the table either."""
+    cells = (CellText("99.00 (1)", runs=(1,)), CellText("90.00 ± 1.00 *", best=True, runs=(2, 3)), CellText("80.00", runs=(4,)))
+    (setting,) = leaders(Grid("T", ("a", "b", "c"), (Column(("MNIST",), cells),), (), ()))
+    assert [label for label, _ in setting.best] == ["b", "a", "c"]
 
 
 def test_what_the_papers_tables_lack_is_named_with_its_command(whole: tuple[Page, str]) -> None:

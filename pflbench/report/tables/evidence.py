@@ -13,8 +13,8 @@ from scipy.stats import spearmanr
 from sqlalchemy import Engine
 
 from pflbench.errors import NothingYet
-from pflbench.report import selection
-from pflbench.report.arrangement import Arranged
+from pflbench.report import paper, selection
+from pflbench.report.arrangement import TEST_LABELS, Arranged, Row
 from pflbench.report.claims import Claim, claims, rankings
 from pflbench.report.labels import counted
 from pflbench.report.selection import Filters
@@ -31,11 +31,16 @@ _FEWEST = 4  # methods, below which an order says nothing
 
 @dataclass(frozen=True)
 class Side:
-    """The runs of one method in a setting. values: accuracies in [0, 1], by run. samples: the fewest that a run was tested on."""
+    """The runs of one method in a setting. values: accuracies in [0, 1], by run. samples: the fewest that a run was tested on.
+
+    variant: as of `_variant`. test_labels: it adapts on the test's labels.
+    """
 
     runs: tuple[int, ...]
     values: tuple[float, ...]
     samples: int
+    variant: str = ""
+    test_labels: bool = False
 
     @property
     def mean(self) -> float:
@@ -68,6 +73,14 @@ class ClaimResult:
         if abs(self.gap) <= self.resolution:
             return "not resolvable"
         return "confirmed" if self.gap > 0 else "not confirmed"
+
+    @property
+    def test_labels(self) -> bool:
+        return self.better.test_labels or self.worse.test_labels
+
+    @property
+    def variants(self) -> list[str]:
+        return [side.variant for side in (self.better, self.worse) if side.variant]
 
     @property
     def runs(self) -> tuple[int, ...]:
@@ -103,7 +116,7 @@ class EvidenceTable:
             setting = self.found.settings[j]
             here = [self.findings.get((i, j)) for i in range(len(self.claims))]
             gaps = [CellText(f"{one.gap:+.2f} ± {one.resolution:.2f}", runs=one.runs) if one else CellText("") for one in here]
-            verdicts = [CellText(one.verdict if one else "not run") for one in here]
+            verdicts = [CellText(f"{one.verdict}{f' {TEST_LABELS}' * one.test_labels}" if one else "not run") for one in here]
             columns.append(Column((*setting.head, "here, points"), tuple(gaps)))
             columns.append(Column((*("",) * len(setting.head), "verdict"), tuple(verdicts), beside=True))
         records = tuple(self._record(i, j, one) for (i, j), one in self.findings.items())
@@ -127,6 +140,8 @@ class EvidenceTable:
             "gap": found.gap,
             "resolution": found.resolution,
             "verdict": found.verdict,
+            "variants": found.variants,
+            "test_labels": found.test_labels,
             "samples": min(found.better.samples, found.worse.samples),
             "runs": found.runs,
         }
@@ -137,6 +152,7 @@ class EvidenceTable:
             "Here: the difference of the means over seeds, and half of its 95 % interval by the number of test samples and the "
             "spread of the seeds, if there are several; that of a single seed is not known. Smaller gaps are not resolvable.",
             selection.sentence(self.round_rule),
+            *(f"Not the paper's hyperparameters: {one}." for one in [", ".join(self._variants)] if one),
             *(self._tally(j) for j in range(len(self.found.settings))),
             *(
                 f"{one.setting}: order of {one.methods} methods against their mean rank in the {one.source}: "
@@ -145,6 +161,10 @@ class EvidenceTable:
             ),
             *self.found.notes,
         )
+
+    @property
+    def _variants(self) -> list[str]:
+        return sorted({f"{one} ({self.found.settings[j].title})" for (_, j), of in self.findings.items() for one in of.variants})
 
     def _tally(self, j: int) -> str:
         here = Counter(one.verdict for (_, k), one in self.findings.items() if k == j)
@@ -195,8 +215,16 @@ def _sides(engine: Engine, found: Arranged) -> dict[tuple[str, int], Side]:
         for row, runs in sorted(found.column(j), key=lambda one: one[0].label != one[0].title):
             own = {run.id: run.value for run in runs if run.id in samples and run.value is not None}
             if own:
-                made.setdefault((row.method, j), Side(tuple(own), tuple(own.values()), min(samples[run] for run in own)))
+                fewest = min(samples[run] for run in own)
+                made.setdefault((row.method, j), Side(tuple(own), tuple(own.values()), fewest, _variant(row), row.test_labels))
     return made
+
+
+def _variant(row: Row) -> str:
+    """The row's hyperparameters that are not its paper's, as "FedALA, adapt=False"; empty if there are none."""
+    usual = paper.hyperparameters(row.method)
+    other = [f"{name}={value}" for name, value in row.hyperparameters.items() if usual.get(name, value) != value]
+    return ", ".join([row.title, *other]) if other else ""
 
 
 def _agreements(found: Arranged, sides: Mapping[tuple[str, int], Side]) -> Iterator[Agreement]:
