@@ -22,9 +22,7 @@ from pflbench.store.write import RoundRecord
 SAMPLES = 400
 
 
-def add(
-    engine: Engine, method: str, *correct: int, rounds: int = 2000, test_labels: bool = False, **hyperparameters: Any
-) -> None:
+def add(engine: Engine, method: str, *correct: int, rounds: int = 2000, test_labels: bool = False, **own: Any) -> None:
     """A run for each seed, with so many correct of SAMPLES, which two clients share."""
     for seed, number in enumerate(correct):
         made = spec(method, seed, rounds=rounds, hyperparameters=own or None)
