@@ -125,8 +125,8 @@ class Flat:
 
     @property
     def classes(self) -> int:
-        """K: the head's outputs."""
-        return self.within(self.head)[0].shape[0]
+        """K: the head's outputs, which a user's model says, since its head may have several layers."""
+        return int(getattr(self.module, "classes", self.within(self.head)[0].shape[0]))
 
     @property
     def width(self) -> int:

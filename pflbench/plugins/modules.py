@@ -37,6 +37,7 @@ class Own(Backbone):
     """A user's module as `net`, with its head and blocks found."""
 
     user_model = "net"
+    classes: int
 
     def __init__(self, net: nn.Module, head: str, blocks: Sequence[Sequence[str]]) -> None:
         super().__init__()
@@ -103,7 +104,9 @@ def _constructed(code: Plugin, sizes: Sizes) -> Own:
         raise code.error(f"cannot be made for {data}{code.where(error)}: {in_a_line(error)}", TRACEBACK) from error
     if not isinstance(net, nn.Module):
         raise code.error(f"gives no torch.nn.Module, but {net!r:.50}", "Return the module.")
-    return Own(net, _head(code, net), _blocks(code, net))
+    model = Own(net, _head(code, net), _blocks(code, net))
+    model.classes = sizes["classes"]
+    return model
 
 
 def _without_data(model: Own) -> Own:

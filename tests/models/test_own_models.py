@@ -237,6 +237,12 @@ def test_what_could_not_be_trained_rightly_is_refused(shell: Shell, case: str) -
     assert caught.value.hint
 
 
+def test_the_classes_of_a_head_of_several_layers(shell: Shell) -> None:
+    text = body("self.fc = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, classes))", more="    head = 'fc'")
+    flat = Flat(built(f"{write('own.py', text)}:Own"))
+    assert flat.classes == 10
+
+
 def test_what_is_not_trained_but_allowed(shell: Shell) -> None:
     """Rates of 0, buffers that training changes, attention without dropout, features that are kept to be looked at."""
     text = body(

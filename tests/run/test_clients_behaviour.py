@@ -47,7 +47,7 @@ def test_an_interrupted_run_loses_the_same_clients_and_owes_the_same(store, name
     wished = short(name, dropout=0.3, upload="topk:0.05", join_ratio_low=0.5, deadline=15.0, **CLOCK)
     whole = run(wished, store)[-1].run_id
     interrupted(wished, store, 2, Execution(workers=1, checkpoint_every=1e9), force=True)
-    resumed = run(wished, store)
+    resumed = run(wished, store, force=True)
     assert (resumed[0].kind, resumed[0].round) == ("resumed", 2)
     assert numbers(store, resumed[-1].run_id) == numbers(store, whole)
     assert rows(store, SIMULATED.format(resumed[-1].run_id)) == rows(store, SIMULATED.format(whole))

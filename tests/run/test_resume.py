@@ -28,11 +28,11 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(store, name, tmp_path
     wished = short(name)
     whole = run(wished, store)[-1].run_id
     for reached, every in ((1, 1e9), (2, 0.0)):
-        begun, *_ = interrupted(wished, store, reached, Execution(workers=1, checkpoint_every=every), force=reached == 1)
+        begun, *_ = interrupted(wished, store, reached, Execution(workers=1, checkpoint_every=every), force=True)
         assert (begun.kind, begun.round) == (("started", 0) if reached == 1 else ("resumed", 1))
         assert rows(store, "SELECT status FROM run WHERE attempt = 2") == [("interrupted",)]
         assert rows(store, "SELECT MAX(round) FROM round JOIN run ON run.id = run_id WHERE attempt = 2") == [(reached,)]
-    resumed = run(wished, store)
+    resumed = run(wished, store, force=True)
     assert resumed[0].kind == "resumed"
     assert resumed[0].round == 2
     assert numbers(store, resumed[-1].run_id) == numbers(store, whole)
@@ -48,7 +48,7 @@ def test_what_an_optimizer_keeps_is_in_the_checkpoint(store, name):
     wished = short(name, **KEPT)
     whole = run(wished, store)[-1].run_id
     interrupted(wished, store, 2, Execution(workers=1, checkpoint_every=1e9), force=True)
-    resumed = run(wished, store)
+    resumed = run(wished, store, force=True)
     assert (resumed[0].kind, resumed[0].round) == ("resumed", 2)
     assert numbers(store, resumed[-1].run_id) == numbers(store, whole)
     fresh = run(short(name, **KEPT | {"optimizer_state": "fresh"}), store)[-1].run_id
@@ -86,7 +86,7 @@ def test_a_checkpoint_that_is_not_the_runs_own_is_said(store, tmp_path, change, 
     content = {**torch.load(path, weights_only=True), **change}
     content = {name: value for name, value in content.items() if value is not None}
     torch.save({**content, "sha256": _digest(content)} if "sha256" in content else content, path)
-    told = run(short(), store)
+    told = run(short(), store, force=True)
     assert [text for step in told for text in step.news] == [f"its checkpoint {said}: the run starts over."]
     assert numbers(store, told[-1].run_id) == numbers(store, whole)
 
@@ -157,9 +157,9 @@ def test_interrupted_twice_with_batch_norm(store, monkeypatch):
     monkeypatch.setattr(Ditto, "update", update)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            run(short("ditto"), store, force=not rows(store, "SELECT 1 FROM run WHERE id = 2"))
+            run(short("ditto"), store, force=True)
         assert rows(store, "SELECT status FROM run WHERE id = 2") == [("interrupted",)]
-    resumed = run(short("ditto"), store)
+    resumed = run(short("ditto"), store, force=True)
     assert (resumed[0].kind, resumed[0].round) == ("resumed", 2)
     assert numbers(store, 2) == whole
 

@@ -182,7 +182,7 @@ def test_checkpoints_in_a_place_of_ones_own(store, tmp_path, kind):
     place, name = places.place_of(store.url, where), places.name_of(runs.find(store, 2), store.url, where)
     with place.read(f"{name}.pt") as found:
         assert len(found.read()) > 1000
-    resumed = run(short(), store, checkpoints=where)
+    resumed = run(short(), store, checkpoints=where, force=True)
     assert (resumed[0].kind, resumed[0].round) == ("resumed", 2)
     assert numbers(store, 2) == numbers(store, whole)
     assert place.read(f"{name}.pt") is None

@@ -18,8 +18,8 @@ SENT = dict.fromkeys(("params_up", "params_down", "bytes_up", "bytes_down"), 1) 
 
 
 def sent(engine: Engine, method: str, accuracies: list[float], seconds: float, megabytes: float, seed: int = 0) -> int:
-    """A run whose rounds take so many seconds and send so many megabytes, up and down together, for each of two participants."""
-    run = write.create_run(engine, spec(method, seed), {})
+    """A run whose rounds take so many seconds and send so many megabytes, up and down together, for each of its two clients."""
+    run = write.create_run(engine, spec(method, seed, partition=clients(2)), {})
     write.update_run(engine, run, status="finished", parameters=10)
     for t, accuracy in enumerate(accuracies):
         cost = SENT | {"bytes_up": int(megabytes * 1e6), "bytes_down": int(megabytes * 1e6)} if t else {}
