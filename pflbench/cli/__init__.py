@@ -131,7 +131,7 @@ def _explain(raised: Exception) -> tuple[int, str]:
     from pflbench import plugins
 
     if line := plugins.line_of(raised):
-        return 2, f"{line}: {plugins.in_a_line(raised)}.\nThis is your own code, or what it called. {plugins.TRACEBACK}"
+        return 2, f"{line}: {plugins.in_a_line(raised)}.\nThe error is in your own code, or in what it calls. {plugins.TRACEBACK}"
     text = " ".join(str(raised).split())[:500]
     return 1, f"{type(raised).__name__}: {text}\nA bug of pflbench: please report it with what PFLBENCH_DEBUG=1 shows."
 

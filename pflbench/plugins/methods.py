@@ -139,9 +139,9 @@ def _lacks(cls: Any) -> str:
         return f"has version {cls.version!r}, which is no whole number"
     for name, field in vars(cls)["__pydantic_fields__"].items():
         if name in vars(Method):
-            return f"calls a hyperparameter {name}, as a part of every method is called"
+            return f"has a hyperparameter '{name}', which is the name of a part of every method"
         if not isinstance(field.default, (bool, int, float, str, NoneType)):
-            return f"gives {name} a {type(field.default).__name__}: it must be a number, a word, true, false or None"
+            return f"gives {name} a {type(field.default).__name__} as default: it must be a number, a word, true, false or None"
     missing = [fact for fact in FACTS if not hasattr(cls, fact)]
     return f"does not say its {', '.join(missing)}" if missing else ""
 

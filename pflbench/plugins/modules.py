@@ -188,15 +188,11 @@ def _blocks(code: Plugin, net: nn.Module) -> list[tuple[str, ...]]:
 
 
 def _check(code: Plugin, sizes: Sizes) -> Own:
-    """Returns a model of that code. Raises UserError if methods could not train it, or not in the same way on both executors."""
+    """The model, tried. Raises UserError if methods could not train it, or not in the same way on both executors."""
     torch.manual_seed(SEED)
     model = _constructed(code, sizes)
     torch.manual_seed(SEED)
     _check_parameters(code, model, _constructed(code, sizes))
-    other = _constructed(code, sizes)
-    x = inputs(sizes["input_shape"], sizes["vocabulary"])
-    before = _generators()
-    buffers = [buffer.clone() for buffer in model.buffers()]
     try:
         model = copy.deepcopy(model)  # as executors do
     except RuntimeError as error:
@@ -204,7 +200,10 @@ def _check(code: Plugin, sizes: Sizes) -> Own:
             f"cannot be copied: {str(error).partition('.')[0]}",
             "If it uses torch.nn.utils.weight_norm, use torch.nn.utils.parametrizations.weight_norm instead.",
         ) from None
-    _check_tensors(code, model, other)
+    _check_tensors(code, model, _constructed(code, sizes))
+    x = inputs(sizes["input_shape"], sizes["vocabulary"])
+    before = _generators()
+    buffers = [buffer.clone() for buffer in model.buffers()]
     logits, of_head = _tried(code, model, x)
     if _generators() != before:
         layers = [plain_name(name) for name, layer in model.named_modules() if isinstance(layer, _DropoutNd) and layer.p]
@@ -228,7 +227,7 @@ def _check(code: Plugin, sizes: Sizes) -> Own:
             "and buffers, which all clients would share",
             "Make it a buffer: self.register_buffer(...).",
         )
-    return _constructed(code, sizes)
+    return model
 
 
 def _works_channels_last(model: Own, x: Tensor) -> bool:
@@ -283,7 +282,7 @@ def _check_parameters(code: Plugin, model: Own, again: Own) -> None:
 
 
 def _check_tensors(code: Plugin, model: Own, other: Own) -> None:
-    """other: of another seed. Runs that differ in the seed may train in one pack, with the module of the first."""
+    """other: of other random numbers, as in a pack, whose runs differ in the seed and train with the module of the first."""
     for (place, one), another in zip(model.named_modules(), other.modules(), strict=True):
         for name, value in vars(one).items():
             if isinstance(value, Tensor) and not torch.equal(value, vars(another)[name]):

@@ -399,7 +399,7 @@ def _newest(results: Iterable[Result], wanted: Collection[str]) -> tuple[list[Re
     left_out: list[Result] = []
     for same in attempts.values():
         same.sort(key=lambda result: result.attempt)
-        valid = runs.standing([result for result in same if result.status in wanted and result.value is not None])
+        valid = runs.that_counts([result for result in same if result.status in wanted and result.value is not None])
         (counted if valid else left_out).append(valid or same[-1])
     return counted, left_out
 

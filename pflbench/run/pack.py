@@ -19,7 +19,7 @@ from pflbench.run.execution import Execution
 from pflbench.run.federation_data import load_federation_data
 from pflbench.run.prepared import prepare
 from pflbench.run.record import as_begun
-from pflbench.run.training import Progress, execute, execute_on, taken_up
+from pflbench.run.training import Progress, attempt_for, execute, execute_on
 from pflbench.spec import RunSpec
 
 Told = Progress | Diverged | Occupied
@@ -41,7 +41,7 @@ def execute_pack(
                 yield 0, told
         return
     device = find_device(how.device)
-    begun = next(filter(None, (taken_up(store, spec, how, force) for spec in specs)), None)
+    begun = next(filter(None, (attempt_for(store, spec, how, force) for spec in specs)), None)
     first = prepare(specs[0], load_federation_data(specs[0], data_root), device, as_begun(how, begun, device))
     with (
         exact_arithmetic(device, specs[0].train.dtype, how.deterministic),

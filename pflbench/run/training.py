@@ -79,7 +79,7 @@ def execute_on(
     """As `execute`, on the executor `own`, or a new one if None. The caller sets arithmetic and handles memory errors."""
     with locks.locked(store, spec.key) as hold:
         place = place_of(store.url, how.checkpoints)
-        found = taken_up(store, spec, how, force)
+        found = attempt_for(store, spec, how, force)
         if found:
             require_same_code(found, spec)
         if found and found.status == "finished":
@@ -123,7 +123,7 @@ class _Loop:
         self.state, self.notes = self.method.init(first), first.ledger.notes
         if wrong := [name for name, value in tensors(self.state).items() if not isinstance(value, torch.Tensor)]:
             raise UserError(
-                f"The state of {run.spec.method.name} has {wrong[0]}, which is no tensor: no checkpoint could keep it.",
+                f"The state of {run.spec.method.name} has a field '{wrong[0]}' that is no tensor: no checkpoint could keep it.",
                 "Make it a tensor, such as torch.tensor(0).",
             )
         if self.central is not None:
@@ -241,7 +241,7 @@ class _Loop:
         return Progress(self.account.run_id, kind, t, self.train.rounds, accuracy, self.best, seconds, self.account.news())
 
 
-def taken_up(store: sqlalchemy.Engine, spec: RunSpec, how: Execution, force: bool) -> Run | None:
+def attempt_for(store: sqlalchemy.Engine, spec: RunSpec, how: Execution, force: bool) -> Run | None:
     """The attempt that the command resumes, or that has ended; None if the command starts a new attempt.
 
     A finished attempt stays the result if a later one was interrupted. force: resumes only the newest attempt, if that is of an
@@ -249,7 +249,7 @@ def taken_up(store: sqlalchemy.Engine, spec: RunSpec, how: Execution, force: boo
     """
     found = patiently(lambda: runs.attempts(store, [spec.key])).get(spec.key, [])
     if not force or not found:
-        return runs.standing(found)
+        return runs.that_counts(found)
     newest = found[-1]
     own = not newest.ended and newest.environment.get("forced") == _kept(how) and same_code(newest, spec)
     return newest if own else None

@@ -236,7 +236,7 @@ def newest(engine: Engine, key: str) -> Run | None:
     return attempts(engine, [key]).get(key, [None])[-1]
 
 
-def standing(found: Sequence[R]) -> R | None:
+def that_counts(found: Sequence[R]) -> R | None:
     """Of a key's attempts, oldest first, the one that counts: the newest finished one, else the newest. None without attempts."""
     return next((run for run in reversed(found) if run.status == "finished"), found[-1] if found else None)
 

@@ -15,7 +15,7 @@ from sqlalchemy import Engine, func, select
 from pflbench.errors import UserError
 from pflbench.store import sweeps
 from pflbench.store.database import reading
-from pflbench.store.runs import Run, attempts, standing
+from pflbench.store.runs import Run, attempts, that_counts
 from pflbench.store.schema import RoundRow, RunRow
 from pflbench.store.write import update_run
 
@@ -145,7 +145,7 @@ def scores(engine: Engine, keys: Collection[str]) -> dict[str, float]:
 def mark(engine: Engine, keys: Collection[str], study: StoredStudy) -> None:
     """Records with finished runs that their hyperparameters are a study's winners, and its budget."""
     for found in attempts(engine, keys).values():
-        run = standing(found)
+        run = that_counts(found)
         if run is None or run.status != "finished":
             continue
         known = run.environment.get("studies", {})

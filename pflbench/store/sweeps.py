@@ -14,7 +14,7 @@ from pflbench.spec import RunSpec
 from pflbench.store import paths
 from pflbench.store.database import again_if_there, reading, writing
 from pflbench.store.locks import presence
-from pflbench.store.runs import Run, attempts, standing
+from pflbench.store.runs import Run, attempts, that_counts
 from pflbench.store.schema import SweepRow, now
 from pflbench.store.write import update_run
 
@@ -106,7 +106,7 @@ def sweep_state(engine: Engine, specs: Sequence[RunSpec], repeated: Mapping[str,
     runs: dict[str, Run | None] = {}
     for spec in specs:
         counting = [run for run in found.get(spec.key, []) if run.id > repeated.get(spec.key, 0)]
-        runs[spec.key] = standing(counting)
+        runs[spec.key] = that_counts(counting)
     return SweepState(runs, {key: present(key, run.status if run else MISSING) for key, run in runs.items()})
 
 

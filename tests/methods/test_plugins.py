@@ -104,8 +104,8 @@ def test_several_files_by_the_option_and_by_the_environment(shell: Shell, monkey
          "Own does not define deployed, init, receive, update"),
         ("own.py", OWN.replace("inert: float", "inert"), "Own gives inert no type"),
         ("own.py", OWN + "    version = '1.1'\n", "Own has version '1.1', which is no whole number"),
-        ("own.py", OWN.replace("inert: float = hyper(1.0", "inert: list = hyper([1, 2]"), "Own gives inert a list: it must be"),
-        ("own.py", OWN.replace("inert:", "model:"), "Own calls a hyperparameter model, as a part of every method"),
+        ("own.py", OWN.replace("inert: float = hyper(1.0", "inert: list = hyper([1, 2]"), "Own gives inert a list as default"),
+        ("own.py", OWN.replace("inert:", "model:"), "Own has a hyperparameter 'model', which is the name of"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_file_is_said_in_two_lines(shell: Shell, name: str, text: str, words: str) -> None:
@@ -131,7 +131,7 @@ def test_a_state_that_no_checkpoint_could_keep_is_refused(shell: Shell) -> None:
                            "    rounds: int = 0\n\n\n@method")  # fmt: skip
     counting += "\n    def init(self, fed):\n        return State(fed.initial())\n"
     told = shell.refused(*RUN, "--plugin", write("own.py", counting), "-m", "own")
-    assert "The state of own has rounds, which is no tensor" in told
+    assert "The state of own has a field 'rounds' that is no tensor" in told
 
 
 def test_an_error_in_a_method_names_its_line(shell: Shell) -> None:
@@ -139,7 +139,7 @@ def test_an_error_in_a_method_names_its_line(shell: Shell) -> None:
     typo = OWN + "\n    def update(self, fed, s, S):\n        return thta_S\n"
     line = len(typo.splitlines())
     told = shell.refused(*RUN, "--plugin", write("typo.py", typo), "-m", "typo")
-    assert f"typo.py, line {line}: NameError: name 'thta_S' is not defined.\nThis is your own code" in told
+    assert f"typo.py, line {line}: NameError: name 'thta_S' is not defined.\nThe error is in your own code" in told
 
 
 def test_a_missing_file_and_a_name_given_twice(shell: Shell) -> None:

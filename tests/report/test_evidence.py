@@ -63,9 +63,9 @@ def test_what_is_not_the_method_of_the_claim_is_said(engine: Engine) -> None:
     add(engine, "fedala", 360, adapt=False)
     add(engine, "per-fedavg", 380, test_labels=True, adapt_on="test2022")
     table = build(engine)
-    assert of(table, "FedALA > FedAvg").variants == ["FedALA, adapt=False"]
+    assert of(table, "FedALA > FedAvg").variants == ["FedALA (adapt=False)"]
     (note,) = [note for note in table.notes if note.startswith("Not the paper's hyperparameters")]
-    assert "FedALA, adapt=False (MNIST, Dir(0.1))" in note
+    assert "FedALA (adapt=False), MNIST, Dir(0.1)" in note
     (verdicts,) = [column for column in table.grid().columns if column.head[-1] == "verdict"]
     by_claim = dict(zip(table.grid().labels, [cell.text for cell in verdicts.entries], strict=True))
     assert by_claim["Per-FedAvg > FedAvg"] == "confirmed ‡"

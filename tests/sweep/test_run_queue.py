@@ -126,13 +126,16 @@ def test_a_cancelled_sweep_interrupts_its_runs_and_begins_nothing(store):
     assert runs.newest(store, SPECS[0].key).attempt == 1, "it went on"
 
 
-def test_ctrl_c_stops_the_workers(store):
-    def pressed(state):
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("error", [KeyboardInterrupt, BrokenPipeError])
+def test_ctrl_c_and_a_closed_stdout_stop_the_workers(store, error):
+    """At its end Python would wait for workers that train on, for nobody."""
+
+    def look(state):
+        raise error
 
     workers = Here(store)
-    with pytest.raises(KeyboardInterrupt):
-        made(store, workers, queued(store), pressed)
+    with pytest.raises(error):
+        made(store, workers, queued(store), look)
     assert workers.stopped
 
 
@@ -158,18 +161,6 @@ def test_a_run_that_another_process_is_at_is_left_to_it_until_that_is_killed(sto
         assert made(store, workers, queued(store), look) == ""
     assert seen == ["running", "running", "missing", "finished"]
     assert workers.made == keys([*SPECS[1:], SPECS[0]])
-
-
-def test_workers_stop_when_stdout_is_closed(store):
-    """Python would wait at its end for workers that train on, for nobody."""
-
-    def look(state):
-        raise BrokenPipeError
-
-    workers = Here(store)
-    with pytest.raises(BrokenPipeError):
-        made(store, workers, queued(store), look)
-    assert workers.stopped
 
 
 def test_a_sweep_of_the_same_name_takes_the_place_of_the_first(store):

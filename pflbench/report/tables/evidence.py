@@ -16,7 +16,7 @@ from pflbench.errors import NothingYet
 from pflbench.report import paper, selection
 from pflbench.report.arrangement import TEST_LABELS, Arranged, Row
 from pflbench.report.claims import Claim, claims, rankings
-from pflbench.report.labels import counted
+from pflbench.report.labels import counted, words
 from pflbench.report.selection import Filters
 from pflbench.report.statistics import p_text
 from pflbench.report.tables.grid import CellText, Column, Grid
@@ -152,7 +152,7 @@ class EvidenceTable:
             "Here: the difference of the means over seeds, and half of its 95 % interval by the number of test samples and the "
             "spread of the seeds, if there are several; that of a single seed is not known. Smaller gaps are not resolvable.",
             selection.sentence(self.round_rule),
-            *(f"Not the paper's hyperparameters: {one}." for one in [", ".join(self._variants)] if one),
+            *([f"Not the paper's hyperparameters: {'; '.join(self._variants)}."] if self._variants else []),
             *(self._tally(j) for j in range(len(self.found.settings))),
             *(
                 f"{one.setting}: order of {one.methods} methods against their mean rank in the {one.source}: "
@@ -164,7 +164,7 @@ class EvidenceTable:
 
     @property
     def _variants(self) -> list[str]:
-        return sorted({f"{one} ({self.found.settings[j].title})" for (_, j), of in self.findings.items() for one in of.variants})
+        return sorted({f"{one}, {self.found.settings[j].title}" for (_, j), of in self.findings.items() for one in of.variants})
 
     def _tally(self, j: int) -> str:
         here = Counter(one.verdict for (_, k), one in self.findings.items() if k == j)
@@ -221,10 +221,10 @@ def _sides(engine: Engine, found: Arranged) -> dict[tuple[str, int], Side]:
 
 
 def _variant(row: Row) -> str:
-    """The row's hyperparameters that are not its paper's, as "FedALA, adapt=False"; empty if there are none."""
+    """The row with those of its hyperparameters that are not its paper's, "FedALA (adapt=False)"; empty if there are none."""
     usual = paper.hyperparameters(row.method)
-    other = [f"{name}={value}" for name, value in row.hyperparameters.items() if usual.get(name, value) != value]
-    return ", ".join([row.title, *other]) if other else ""
+    other = [words(name, value) for name, value in row.hyperparameters.items() if usual.get(name, value) != value]
+    return f"{row.title} ({', '.join(other)})" if other else ""
 
 
 def _agreements(found: Arranged, sides: Mapping[tuple[str, int], Side]) -> Iterator[Agreement]:

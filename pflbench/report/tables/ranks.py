@@ -226,9 +226,8 @@ def friedman(accuracy: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64]
     """Average ranks [rows], the statistic and its p of accuracies [rows, settings]; p is 1 where all are tied everywhere."""
     from scipy.stats import friedmanchisquare, rankdata
 
-    as_printed = np.array(
-        [[round(float(mean), 2) for mean in row] for row in accuracy]
-    )  # NumPy's round(2) is not that of a format
+    # Not NumPy's round(2), which differs from the printed text at x.xx5.
+    as_printed = np.array([[round(float(mean), 2) for mean in row] for row in accuracy])
     average = rankdata(-as_printed, axis=0).mean(axis=1)
     if not np.ptp(as_printed, axis=0).any():
         return average, 0.0, 1.0

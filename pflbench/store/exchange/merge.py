@@ -153,7 +153,7 @@ def studies(engine: Engine, other: Other, *, dry_run: bool = False) -> list[str]
         study = of_sweep(row["name"], row["environment"])
         if study is None:
             continue
-        name = next(name for name in _numbered(study.name) if name not in here or _is(study, here[name]))
+        name = next(name for name in _numbered(study.name) if name not in here or _same(study, here[name]))
         if (known := here.get(name)) and len(known.keys) >= len(study.keys):
             continue
         copied.append(name)
@@ -169,7 +169,7 @@ def _numbered(name: str) -> Iterator[str]:
     yield from (f"{name[:58]}-{number}" for number in count(2))
 
 
-def _is(study: StoredStudy, known: StoredStudy | None) -> bool:
+def _same(study: StoredStudy, known: StoredStudy | None) -> bool:
     """Whether `known` is the same study, perhaps with more or fewer of its trials."""
     return known is not None and known.definition == study.definition
 
