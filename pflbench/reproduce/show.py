@@ -94,17 +94,16 @@ def planned_partitions(
 
 
 def _compute_surface(goal: Goal, engine: Engine, runs: frozenset[int], data_dir: Path, device: str) -> None:
-    """Computes and stores the loss surface of a trajectory figure, if it is not stored yet. Other figures have none."""
-    if goal.figure is None or goal.figure.window is None:
-        return
-    paths = trajectory.paths(engine, Filters(only=runs), **goal.figure_options)
-    if trajectory.stored_surface(engine, paths, trajectory.plane(paths)) is None:
-        keep_surface(engine, paths, data_dir, device)
+    """As `keep_surface`, for a trajectory figure. Other figures have none."""
+    if goal.figure is not None and goal.figure.window is not None:
+        keep_surface(engine, trajectory.paths(engine, Filters(only=runs), **goal.figure_options), data_dir, device)
 
 
 def keep_surface(engine: Engine, paths: trajectory.Paths, data_dir: Path, device: str = "auto") -> None:
-    """Computes the client's mean training loss on a grid in the plane of these paths; stores it with the first run."""
+    """Computes the client's mean training loss on a grid in the plane of these paths and stores it with the first run, once."""
     plane, run = trajectory.plane(paths), paths.runs[0]
+    if trajectory.stored_surface(engine, paths, plane) is not None:
+        return
     at = plane.grid()
     points = at.reshape(-1, 2)
     models = (plane.models(points[k : k + AT_ONCE]) for k in range(0, len(points), AT_ONCE))

@@ -57,6 +57,9 @@ def test_the_figure_and_its_surface(engine: Engine, shell: Shell) -> None:
     assert "from runs 1, 2." in caption
 
     surface = arrays.read_one(engine, 1, "surface_2", 6)
+    arrays.keep(engine, 1, "surface_2", 6, surface + [0, 0, 1])
+    assert shell("plot", "trajectory", "--client", "2", "--surface").code == 0
+    np.testing.assert_array_equal(arrays.read_one(engine, 1, "surface_2", 6), surface + [0, 0, 1], err_msg="it is computed once")
     plane = trajectory.plane(trajectory.paths(engine, client=2))
     spec = RunSpec.model_validate(runs.find(engine, 1).spec)
     setting = load_federation_data(spec, Path("data"))
