@@ -57,9 +57,11 @@ def test_the_figure_and_its_surface(engine: Engine, shell: Shell) -> None:
     assert "from runs 1, 2." in caption
 
     surface = arrays.read_one(engine, 1, "surface_2", 6)
-    arrays.keep(engine, 1, "surface_2", 6, surface + [0, 0, 1])
+    marked = surface.copy()
+    marked[..., 2] = 7
+    arrays.keep(engine, 1, "surface_2", 6, marked)
     assert shell("plot", "trajectory", "--client", "2", "--surface").code == 0
-    np.testing.assert_array_equal(arrays.read_one(engine, 1, "surface_2", 6), surface + [0, 0, 1], err_msg="it is computed once")
+    np.testing.assert_array_equal(arrays.read_one(engine, 1, "surface_2", 6), marked, err_msg="it is computed once")
     plane = trajectory.plane(trajectory.paths(engine, client=2))
     spec = RunSpec.model_validate(runs.find(engine, 1).spec)
     setting = load_federation_data(spec, Path("data"))
