@@ -58,7 +58,7 @@ def test_the_figure_and_its_surface(engine: Engine, shell: Shell) -> None:
 
     surface = arrays.read_one(engine, 1, "surface_2", 6)
     marked = surface.copy()
-    marked[..., 2] = 7
+    marked[..., 2] += 1
     arrays.keep(engine, 1, "surface_2", 6, marked)
     assert shell("plot", "trajectory", "--client", "2", "--surface").code == 0
     np.testing.assert_array_equal(arrays.read_one(engine, 1, "surface_2", 6), marked, err_msg="it is computed once")
