@@ -145,13 +145,18 @@ def executor(engine: str, flat: Flat, samples: Samples, convolution: str | None 
     return BatchedExecutor(flat, samples, chunks, loss, how, convolution)
 
 
-def train(method: Method, fed: Federation, count: int = 3, state: Any = None, start: int = 1) -> Any:
-    """The state after `count` rounds and one more reception, as E1 of the round after sees it."""
+def train(method: Method, fed: Federation, count: int = 3, state: Any = None, start: int = 1, tested: bool = True) -> Any:
+    """The state after `count` rounds and one more reception, as E1 of the round after sees it.
+
+    tested: whether the clients are tested after earlier receptions, too.
+    """
     now = CommunicationRound(method, fed, start)
+    now.reception.test_follows = tested
     state = state if state is not None else now.receive(method.init(fed))
     for t in range(start, start + count):
         state = now.update(state)
         now = CommunicationRound(method, fed, t + 1)
+        now.reception.test_follows = tested or t + 1 == start + count
         state = now.receive(state)
     return state
 

@@ -230,6 +230,12 @@ class Contract:
         assert_same(state, train(method, untested, 2))
         assert_same_buffers(fed, untested, 0)
 
+    def test_a_round_without_a_test_changes_nothing(self, name: str) -> None:
+        """Where `fed.test_follows` is false, a method may leave out what only a test needs."""
+        often, seldom = federation(name, "batchnorm", n=FEW), federation(name, "batchnorm", n=FEW)
+        assert_same(train(make(name), often, 2), train(make(name), seldom, 2, tested=False))
+        assert_same_buffers(often, seldom, 0)
+
     def test_a_state_is_never_changed_in_place(self, name: str) -> None:
         """It may be the last whole round, which an interrupted run goes on from."""
         fed, method = federation(name, n=FEW, join_ratio=0.5), make(name)

@@ -89,6 +89,7 @@ class Federation:
         self.clock: ClientClock | None = None
         self.t = 0
         self.receiving = False
+        self.test_follows = True  # whether the clients are tested after this reception (`run --eval-every`)
         self.observing = False
         self.keep_trained = False  # whether the ledger keeps the models after local training
         self.followed: int | None = None  # the client whose models `Ledger.follow` keeps

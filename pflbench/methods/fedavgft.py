@@ -28,6 +28,8 @@ class FedAvgFT(FineTuned):
 
     def receive(self, fed: Federation, s: FineTunedState, S: Tensor) -> FineTunedState:
         fed.send(s.w, S)
+        if not fed.test_follows:
+            return s
         return replace(s, theta=put(s.theta, S, fine_tune(fed, s.w, S, self.finetune_epochs, self.finetune)))
 
     def train(self, fed: Federation, s: FineTunedState, S: Tensor) -> Tensor:

@@ -57,6 +57,8 @@ class FedBABU(Method):
 
     def receive(self, fed: Federation, s: FedBABUState, S: Tensor) -> FedBABUState:
         fed.send(s.w[self.shared(fed)], S)
+        if not fed.test_follows:
+            return s
         epochs = self.finetune_epochs if self.evaluate == "finetuned" else 0
         return replace(s, tested=put(s.tested, S, fine_tune(fed, s.w, S, epochs, self.finetune)))
 

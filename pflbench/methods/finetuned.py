@@ -70,6 +70,8 @@ class FedAvgC(FineTuned):
 
     def receive(self, fed: Federation, s: FineTunedState, S: Tensor) -> FineTunedState:
         fed.send(s.w, S)
+        if not (self.finetune_affects_upload or fed.test_follows):
+            return s
         tune = self._for_epochs if self.finetune_stop == "epochs" else self._until_converged
         return replace(s, theta=put(s.theta, S, tune(fed, s, S)))
 

@@ -77,6 +77,8 @@ class PerFedAvg(FedAvg):
 
     def receive(self, fed: Federation, s: PerFedAvgState, S: Tensor) -> PerFedAvgState:
         start = fed.load(fed.send(s.w, S), S)
+        if not fed.test_follows:
+            return replace(s, start=start)
         return replace(s, start=start, adapted=put(s.adapted, S, self._adapt(fed, fed.rows(start, S), S)))
 
     def update(self, fed: Federation, s: PerFedAvgState, S: Tensor) -> PerFedAvgState:

@@ -171,12 +171,12 @@ class _Loop:
         begun = self.fed.executor.clock()
         cost, seen = self._update(t) if t > 0 else ({}, {})
         following = CommunicationRound(self.method, self.fed, t + 1)
-        following.reception.observing = self._observed(t)
+        evaluated = t % self.train.eval_every == 0 or t == self.train.rounds
+        following.reception.observing, following.reception.test_follows = self._observed(t), evaluated
         # Only where others than the cohort receive for a test, or once more: states are large.
         before = self.state if self.train.tests_outsiders or self.train.eval_repeats > 1 else None
         self.state = following.receive(self.state)
         self.account.note(following.reception.ledger.notes)
-        evaluated = t % self.train.eval_every == 0 or t == self.train.rounds
         results = record.tested(following, *following.evaluate(before, self.state, self.central)) if evaluated else {}
         # Arrays of the reception of round t + 1 belong to this E1.
         artifacts = {**seen, **following.reception.ledger.artifacts}

@@ -208,7 +208,7 @@ def test_a_new_method_works_and_keeps_the_contract(tmp_path: Path, shell: Shell)
     assert "new" not in "".join(path.read_text().lower() for path in Path("mine").iterdir()).replace("a new state", "")
     tested = shell("methods", "test", "fed-mix", "--plugin", "mine/fed_mix.py")
     assert tested.code == 0, tested.out
-    assert "28 passed" in tested.out
+    assert "29 passed" in tested.out
     assert [path.name for path in tmp_path.iterdir()] == ["mine"], "nothing is left behind"
     told = shell.refused("methods", "new", "fed-mix", "-o", "mine")
     assert "fed_mix.py exists already; nothing was written" in told

@@ -119,3 +119,21 @@ def test_its_time_is_that_of_evaluation(store: Engine, monkeypatch: pytest.Monke
     seconds = rows(store, "SELECT round, seconds_receive, seconds_update, seconds_evaluate FROM round ORDER BY round")
     assert [r[1:3] for r in seconds[1:]] == [(2, 0)] * 3
     assert [r[3] for r in seconds] == [3, None, 3, 3], "and there is none in a round without evaluation"
+
+
+@pytest.mark.parametrize(
+    ("name", "hyperparameters"),
+    [("fedbabu", {}), ("fedavg-ft", {}), ("fedavg-c", {"finetune_affects_upload": "false"}), ("per-fedavg", {})],
+)
+def test_what_only_a_test_needs_costs_nothing_in_other_rounds(store: Engine, name: str, hyperparameters: dict[str, str]) -> None:
+    """Fine-tuning that is never uploaded. The results of the rounds that are tested stay the same."""
+    often, seldom = (
+        run(spec(name, set=hyperparameters, rounds=5, join_ratio=0.5, eval_every=every), store)[-1].run_id for every in (1, 3)
+    )
+    clients = "SELECT round, client, correct, loss FROM client_round WHERE run_id = {} AND round IN (0, 3, 5) ORDER BY 1, 2"
+    assert rows(store, clients.format(seldom)) == rows(store, clients.format(often))
+    flops = "SELECT flops FROM round WHERE run_id = {} ORDER BY round"
+    (_, *each), (_, *fewer) = ([value for (value,) in rows(store, flops.format(one))] for one in (often, seldom))
+    # Row t has the cost of the reception before round t, which the test of row t - 1 follows.
+    assert [a == b for a, b in zip(each, fewer, strict=True)] == [True, False, False, True, False]
+    assert all(b < a for a, b in zip(each, fewer, strict=True) if a != b)
