@@ -6,7 +6,6 @@ import json
 import re
 import sqlite3
 import time
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -157,9 +156,5 @@ def test_codes_in_a_foreign_database_reach_no_terminal(shell: Shell, tmp_path: P
     for command in [*(one.split() for one in commands), *([*one.split(), EVIL] for one in foreign)]:
         done = shell(*command)
         assert not CODES.search(done.out + done.err), command
-    assert not CODES.search(warnings.formatwarning(f"Glyph of {EVIL} missing", UserWarning, "text.py", 1))
-    once = warnings.formatwarning
-    shell("methods", "list")
-    assert warnings.formatwarning is once, "not wrapped anew by every command of a process"
     for file in ("r.html", "c.svg", "c.caption.txt"):
         assert not CODES.search(Path(file).read_text()), file

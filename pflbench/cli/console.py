@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import sys
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,20 +22,12 @@ _PIPED_WIDTH = 500
 
 BROKEN_PIPE = 141  # as shells report a program that SIGPIPE ended
 
-_plain_warning = warnings.formatwarning
-
-
-def _printable_warning(*parts: Any, **more: Any) -> str:
-    return printable(_plain_warning(*parts, **more))
-
 
 def prepare_streams() -> None:
     """What a stream's encoding lacks, and bytes of a file's name that are no text, are printed as escapes, not refused.
 
-    A stream that was closed before the program began takes everything and keeps nothing. Python's warnings are printable:
-    Matplotlib's quote the text that a font lacks.
+    A stream that was closed before the program began takes everything and keeps nothing.
     """
-    warnings.formatwarning = _printable_warning
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -83,12 +74,12 @@ def say(*parts: object, sep: str = " ", end: str = "\n", flush: bool = False) ->
 
 def message(text: str) -> None:
     """One message to stderr. Square brackets in it are text, not markup."""
-    stderr().print(Text(printable(text)), soft_wrap=True)
+    stderr().print(Text(text), soft_wrap=True)
 
 
 def error(failure: object) -> None:
     """Prints a UserError, or the text of one: what is wrong, and on a second line what to do."""
-    stderr().print(Text.assemble(("Error: ", "bold red"), printable(str(failure))), soft_wrap=True)
+    stderr().print(Text.assemble(("Error: ", "bold red"), str(failure)), soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
