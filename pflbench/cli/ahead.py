@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from pflbench.store.sweeps import SweepState
     from pflbench.sweep.choose_executor import ExecutorOptions
 
-OVER = ("finished", "diverged", "failed")
-
 
 @dataclass(frozen=True)
 class Ahead:
@@ -78,6 +76,7 @@ def look_ahead(specs: Sequence[RunSpec], db: str, data_dir: Path, how: Execution
     """Creates no database. Runs without data are counted but not timed."""
     from pflbench.reproduce.forecast import forecast
     from pflbench.reproduce.progress import lacking
+    from pflbench.store.locks import OVER
     from pflbench.store.sweeps import sweep_state
     from pflbench.sweep.choose_executor import at_a_time
 

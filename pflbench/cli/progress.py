@@ -50,6 +50,7 @@ def sweep_view(queue: RunQueue, quiet: bool) -> Iterator[Callable[[SweepState], 
 
     The warnings of a run are printed when it ends, equal ones once.
     """
+    from pflbench.store.locks import OVER
     from pflbench.sweep.run_queue import news
 
     names = named(queue.specs)
@@ -59,7 +60,7 @@ def sweep_view(queue: RunQueue, quiet: bool) -> Iterator[Callable[[SweepState], 
     with bars(quiet, transient=True) as show:
 
         def look(state: SweepState) -> None:
-            over = state.keys("finished", "diverged", "failed")
+            over = state.keys(*OVER)
             for key in over:
                 if key not in ended:
                     ended.add(key)

@@ -126,7 +126,7 @@ def reproduce(
                 whole = False
                 continue
             if not quiet:
-                _tell(timed(outlook, results, data_dir, how, message), message, err=True)
+                _tell(timed(outlook, results, data_dir, how, message), err=True)
             if runs:
                 whole &= _make(outlook, results, data_dir, how, jobs, quiet, keep_going=keep_going, limit=limit)
                 limit = None if limit is None else max(0, limit - len(outlook.ahead))
@@ -196,16 +196,17 @@ def _list(outlooks: Sequence[Outlook], as_json: bool) -> None:
         print_json(documents if len(documents) > 1 else documents[0])
         return
     for outlook, own in zip(outlooks, commands, strict=True):
-        _tell(outlook, say, err=False)
+        _tell(outlook, err=False)
         if own:
             say("The same by hand:", *own, sep="\n  ")
 
 
-def _tell(outlook: Outlook, say: Callable[[str], None], err: bool) -> None:
+def _tell(outlook: Outlook, err: bool) -> None:
     """Prints finished and missing runs, obstacles, and the time."""
     from pflbench.reproduce.progress import STATES, Tally
 
-    say(f"{outlook.goal.name}: {outlook.goal.source}. {outlook.goal.note}")
+    tell = message if err else say
+    tell(f"{outlook.goal.name}: {outlook.goal.source}. {outlook.goal.note}")
     rows = [
         (setting, sum(of.counts.values()), *of.counts.values(), _left(of.seconds, of.unknown, SMALL))
         for setting, of in outlook.parts().items()
@@ -213,15 +214,15 @@ def _tell(outlook: Outlook, say: Callable[[str], None], err: bool) -> None:
     if rows:
         print_table(("setting", "runs", *STATES, "time"), rows, err=err)
     for line in outlook.remarks():
-        say(line)
+        tell(line)
     ahead = Tally.of(outlook.ahead)
     if outlook.goal.untrained:
-        say("It needs no run, only data and partition.")
+        tell("It needs no run, only data and partition.")
     elif outlook.ahead:
-        say(f"To run: {len(outlook.ahead)}. Time: {_left(ahead.seconds, ahead.unknown, SMALL)}.")
+        tell(f"To run: {len(outlook.ahead)}. Time: {_left(ahead.seconds, ahead.unknown, SMALL)}.")
     else:
         left = any(one.rounds_left for one in outlook.progress)
-        say("None of the missing runs can be trained here." if left else "No run is missing.")
+        tell("None of the missing runs can be trained here." if left else "No run is missing.")
 
 
 def _left(seconds: float, unknown: int, word: str = "unknown") -> str:

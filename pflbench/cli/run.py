@@ -101,7 +101,7 @@ def run(
     from pflbench.run.device import find_device
     from pflbench.store import studies
     from pflbench.store.failures import patiently
-    from pflbench.store.sweeps import last_ended
+    from pflbench.store.sweeps import last_ended, sweep_state
     from pflbench.sweep.run_queue import RunQueue
 
     require_arithmetic(find_device(how.device), specs[0].train.dtype)
@@ -115,7 +115,7 @@ def run(
     try:
         with opened(db, create=True) as results:
             names, more = named(specs), apart(specs)
-            there = set() if force else patiently(partial(_finished, results, specs))
+            there = set() if force else set(patiently(partial(sweep_state, results, specs)).keys("finished"))
             places = at_a_time(ExecutorOptions(jobs=jobs), [spec for spec in specs if spec.key not in there], data_dir, how) or 1
             if not quiet:
                 _tell_ahead(specs, results, data_dir, how, force, places)
@@ -192,12 +192,6 @@ def _show_plan(specs: Sequence[RunSpec], needed: Sequence[Footprint | None], ahe
     ]
     print_records(records)
     ahead.show()
-
-
-def _finished(results: sqlalchemy.Engine, specs: Sequence[RunSpec]) -> set[str]:
-    from pflbench.store.sweeps import sweep_state
-
-    return set(sweep_state(results, specs).keys("finished"))
 
 
 def _tell_ahead(

@@ -196,9 +196,9 @@ def _study(file: Path | None, grids: Sequence[str], name: str | None, asked: o.G
     from pflbench.sweep.grid import options
     from pflbench.sweep.study import from_command_line, read
 
-    fields = {field: option for option, field in options().items()}
-    said = {field: value for field, value in asked.items() if field != "ala" or value}
-    given = {fields[field]: value for field, value in said.items() if field in fields and value not in (None, [])}
+    given = {option: asked[field] for option, field in options().items() if asked[field] not in (None, [])}
+    if not asked["ala"]:
+        del given["ala"]
     settings = asked["settings"]
     if file is None:
         return from_command_line(grids, given, name, settings)

@@ -14,7 +14,6 @@ import typer
 
 from pflbench import interrupts
 from pflbench.cli import options as o
-from pflbench.cli.ahead import OVER
 from pflbench.cli.checkup import note_unchecked
 from pflbench.cli.console import message, print_json
 from pflbench.cli.db import opened
@@ -220,6 +219,7 @@ def remaining(asked: SweepCommand, retry_failed: bool) -> tuple[list[RunSpec], d
     """The runs to train, and the states of those to skip: finished, diverged, or failed before."""
     from pflbench.run.training import require_same_code
     from pflbench.store import sweeps
+    from pflbench.store.locks import OVER
 
     state = sweeps.sweep_state(asked.results, asked.sweep.specs)
     for spec in asked.sweep.specs:

@@ -43,13 +43,7 @@ MAX_SEEDS = 1000
 LARGEST_FLOAT32 = 3.4028234e38
 ADAMW_LR = 0.001  # torch.optim.AdamW's: the papers' rates are those of SGD
 
-_CLASSES: dict[str, Any] = {
-    "pathological": Pathological,
-    "dirichlet": Dirichlet,
-    "iid": IID,
-    "groups": Groups,
-    "natural": Natural,
-}
+_CLASSES: dict[str, Any] = {cls.model_fields["scheme"].default: cls for cls in (Pathological, Dirichlet, IID, Groups, Natural)}
 SCHEMES: dict[str, dict[str, str]] = {
     name: {OPTION_OF.get(field, field): field for field in cls.model_fields if field != "scheme"}
     for name, cls in _CLASSES.items()
