@@ -24,11 +24,11 @@ class NothingYet(UserError):
 
 
 class NoData(UserError):
-    """The files of a dataset are not there."""
+    """Files of a dataset are missing."""
 
 
 class Occupied(UserError):
-    """Another process is at this run, or it is there no more: this one has nothing to write to it."""
+    """Another process trains this run, or the run was removed: this process must not write to it."""
 
 
 class Unreachable(UserError):

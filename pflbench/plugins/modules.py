@@ -311,8 +311,8 @@ def plain_name(name: str) -> str:
     return name.removeprefix(NET)
 
 
-def _some(names: Sequence[str], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _by(shape: Sequence[int]) -> str:

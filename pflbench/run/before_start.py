@@ -20,9 +20,9 @@ def require_runnable(specs: Sequence[RunSpec], data_root: Path, progress: Progre
     places = list(dict.fromkeys((spec.data, spec.partition) for spec in specs))
     distinct = {_without_seed(spec): spec for spec in specs}.values()
     for spec in sorted(distinct, key=lambda spec: places.index((spec.data, spec.partition))):  # each is loaded once
-        setting = load_federation_data(spec, data_root, progress)
-        require_possible(spec, setting)
-        notes |= dict.fromkeys(remarks(spec, setting))
+        data = load_federation_data(spec, data_root, progress)
+        require_possible(spec, data)
+        notes |= dict.fromkeys(remarks(spec, data))
     return list(notes)
 
 
@@ -30,11 +30,11 @@ def footprints(specs: Sequence[RunSpec], data_root: Path, how: Execution, progre
     """The memory of each run; None if its data are missing, or as `footprint`."""
     needs: dict[str, Footprint | None] = {}
     for spec in specs:
-        if (settings := _without_seed(spec)) not in needs:
+        if (kind := _without_seed(spec)) not in needs:
             try:
-                needs[settings] = footprint(spec, load_federation_data(spec, data_root, progress), how)
+                needs[kind] = footprint(spec, load_federation_data(spec, data_root, progress), how)
             except NoData:
-                needs[settings] = None
+                needs[kind] = None
     return [needs[_without_seed(spec)] for spec in specs]
 
 

@@ -60,9 +60,9 @@ def load_federation_data(spec: RunSpec, data_root: Path, progress: data.Progress
     """
     wanted = (spec.data, spec.partition, data_root)
     if wanted not in _kept:
-        setting = _load(*wanted, progress)
+        loaded = _load(*wanted, progress)
         _kept.clear()
-        _kept[wanted] = setting
+        _kept[wanted] = loaded
     found, share = _kept[wanted], spec.train.val_share
     if spec.train.new_clients:
         partition, new = without_last(found.partition, spec.train.new_clients, spec.train.new_samples)

@@ -1,6 +1,6 @@
-"""What `doctor --gpu` has found of the user's GPU. It is kept in a folder of the user's, since there may be many databases.
+"""The results of `doctor --gpu`, kept in the user's state folder, since there may be many databases.
 
-No run is made in another way for it: it is told. Who makes the checks is `contract.device`.
+They are printed and recorded with runs, and do not change how a run is executed. `contract.device` makes the checks.
 """
 
 from __future__ import annotations

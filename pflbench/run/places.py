@@ -107,7 +107,7 @@ class Remote:
 Storage = Folder | Remote
 
 
-def place_of(database: URL, wished: str | None = None) -> Storage:
+def place_of(database: URL, wished: str | None) -> Storage:
     """The path or URL that was asked for; else beside an SQLite file, or in the user's own folder for a server."""
     if not wished:
         if database.get_backend_name() != "sqlite":
@@ -123,7 +123,7 @@ def place_of(database: URL, wished: str | None = None) -> Storage:
     return Folder(Path(wished.removeprefix("file://"))) if wished.startswith("file://") else Remote(wished)
 
 
-def name_of(run: RunHead, database: URL, wished: str | None = None) -> str:
+def name_of(run: RunHead, database: URL, wished: str | None) -> str:
     """The name of a run's files, without suffix: its number beside its own SQLite file, else unique among databases."""
     if not wished and database.get_backend_name() == "sqlite":
         return str(run.id)

@@ -73,7 +73,7 @@ def plan(wanted: RunOptions, parsed: Parsed | None = None) -> list[RunSpec]:
     specs = [
         _run(wanted, dataset, partition, method, seed) for dataset, partition in places for seed in seeds for method in trained
     ]
-    warnings(specs)
+    warnings(specs)  # for its errors
     return specs
 
 

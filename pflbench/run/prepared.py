@@ -105,8 +105,10 @@ class Prepared:
     def _clients_at_a_time(self, runs: int) -> int | None:
         """As many clients as fit the free memory by the estimate, before any data are loaded; None without an estimate."""
         how, where = self.how, str(self.device)
-        if how.chunk or how.engine_on(where) == "loop" or how.estimate:
-            return None if how.chunk else how.estimate
+        if how.chunk or how.engine_on(where) == "loop":
+            return None
+        if how.estimate:
+            return how.estimate
         room = memory.room(self.device, fixed=how.deterministic)
         if room is None:
             return None

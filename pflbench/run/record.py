@@ -41,13 +41,13 @@ SURVIVORS = "survivors"  # artifact [c] of rounds that lose clients: the others 
 class RunRecord:
     """The record of one run. Some of it is known only during training: notes, shortages of memory, uncaptured steps."""
 
-    def __init__(self, store: sqlalchemy.Engine, row: Run, run: Prepared, fed: Federation, hold: RequireOwned) -> None:
+    def __init__(self, store: sqlalchemy.Engine, row: Run, run: Prepared, fed: Federation, require_owned: RequireOwned) -> None:
         """Marks the run as running and stores environment and execution. Notes of earlier rounds stay."""
         spec, how, before, started_at = run.spec, run.how, row.environment, now()
         self.run_id = row.id
         self.rounds_stored = patiently(lambda: write.whole_rounds(store, row.id))
         self._store, self._fed, self._whole = store, fed, how.record_host
-        self._writer = RunWriter(store, row, started_at, hold)
+        self._writer = RunWriter(store, row, started_at, require_owned)
         self._notes: dict[str, str] = dict(before.get("notes", {}))
         self._shortages: list[dict[str, Any]] = before.get("chunk", {}).get("out_of_memory", [])  # with their rounds
         self._told = set(messages(before))

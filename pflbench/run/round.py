@@ -195,10 +195,10 @@ def _readings(method: Method, fed: Federation, before: Any, received: Any, S: Te
     """As `_tested`, once for each reading: further ones receive anew in scratch copies, with other random numbers."""
     yield from _tested(method, fed, before, received, S)
     for reading in range(1, fed.protocol.eval_repeats if method.random_test else 1):
-        aside = fed.scratch_copy()
-        aside.seed = rng.derived_seed(fed.seed, "reading", reading)
-        again = method.receive(aside, before, S)
-        yield from _tested(method, aside, before, again, S)
+        scratch = fed.scratch_copy()
+        scratch.seed = rng.derived_seed(fed.seed, "reading", reading)
+        again = method.receive(scratch, before, S)
+        yield from _tested(method, scratch, before, again, S)
 
 
 def _tested(method: Method, fed: Federation, before: Any, received: Any, S: Tensor) -> Iterator[tuple[Federation, Any, Tensor]]:
@@ -214,9 +214,9 @@ def _tested(method: Method, fed: Federation, before: Any, received: Any, S: Tens
     others = candidates[~torch.isin(candidates, S)]
     yield fed, received, everyone[~torch.isin(everyone, others)]
     if len(others):
-        aside = fed.scratch_copy()
+        scratch = fed.scratch_copy()
         # If reception depends on the cohort, all clients receive; the cohort's own results are not used.
-        yield aside, method.receive(aside, before, candidates if method.depends_on_cohort else others), others
+        yield scratch, method.receive(scratch, before, candidates if method.depends_on_cohort else others), others
 
 
 def evaluate_central(method: Method, fed: Federation, state: Any, samples: np.ndarray | None) -> dict[str, tuple[float, float]]:

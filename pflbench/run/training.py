@@ -77,7 +77,7 @@ def execute_on(
     force: bool,
 ) -> Generator[Progress, None, None]:
     """As `execute`, on the executor `own`, or a new one if None. The caller sets arithmetic and handles memory errors."""
-    with locks.locked(store, spec.key) as hold:
+    with locks.locked(store, spec.key) as require_owned:
         place = place_of(store.url, how.checkpoints)
         found = attempt_for(store, spec, how, force)
         if found:
@@ -98,12 +98,12 @@ def execute_on(
             row = found or _created(run, store, {"forced": _kept(how)} if force else {})
             name = name_of(row, store.url, how.checkpoints)
             checkpoints = Checkpoints(place, name, owner(row), how.checkpoint_every)
-            account = RunRecord(store, row, run, fed, hold)
+            run_record = RunRecord(store, row, run, fed, require_owned)
             if fed.device.type != "cpu":  # on a CPU the peak includes the data
                 memory.release(fed.device)
                 devices.reset_peak(fed.device)
-            with _marked(spec, account, checkpoints):
-                yield from loop.run(account, checkpoints)
+            with _marked(spec, run_record, checkpoints):
+                yield from loop.run(run_record, checkpoints)
         finally:
             fed.executor.close()
 
@@ -131,16 +131,16 @@ class _Loop:
         self.best: float | None = None
         self.round: CommunicationRound  # after its reception, before its update
 
-    def run(self, account: RunRecord, checkpoints: Checkpoints) -> Iterator[Progress]:
-        self.account, self.checkpoints = account, checkpoints
-        self.account.note(self.notes)
+    def run(self, run_record: RunRecord, checkpoints: Checkpoints) -> Iterator[Progress]:
+        self.run_record, self.checkpoints = run_record, checkpoints
+        self.run_record.note(self.notes)
         last = self._resume()
-        self.account.rewind(last)
+        self.run_record.rewind(last)
         yield self._progress("started" if last < 0 else "resumed", max(last, 0))
         for t in range(last + 1, self.train.rounds + 1):
             told = self._row(t)
             yield self._progress("round", t, told["measured"]["accuracy"], told["seconds"])
-        self.account.end("finished")
+        self.run_record.end("finished")
         self.checkpoints.remove()
         yield self._progress("finished", self.train.rounds)
 
@@ -148,12 +148,12 @@ class _Loop:
         """The checkpoint's round; -1 if the run starts over. If stored rounds are lost by that, a note says why."""
         found, why = self.checkpoints.load(self.state, self.fed.device), self.checkpoints.wrong
         # After a power failure the checkpoint may be newer than the database's last commit.
-        if found is not None and not self.account.has(found.t, found.carried.get("measured", {})):
+        if found is not None and not self.run_record.has(found.t, found.carried.get("measured", {})):
             why = f"is of round {found.t}, which the database does not have"
         if found is None or why:
-            if self.account.rounds_stored > 1:
+            if self.run_record.rounds_stored > 1:
                 none = f"there is no checkpoint of it in {self.checkpoints.place}"
-                self.account.note({"checkpoint": f"{f'its checkpoint {why}' if why else none}: the run starts over."})
+                self.run_record.note({"checkpoint": f"{f'its checkpoint {why}' if why else none}: the run starts over."})
             return -1
         self.checkpoints.last = found
         # A copy: training changes buffers in place, and this snapshot may be saved again.
@@ -176,7 +176,7 @@ class _Loop:
         # Only where others than the cohort receive for a test, or once more: states are large.
         before = self.state if self.train.tests_outsiders or self.train.eval_repeats > 1 else None
         self.state = following.receive(self.state)
-        self.account.note(following.reception.ledger.notes)
+        self.run_record.note(following.reception.ledger.notes)
         results = record.tested(following, *following.evaluate(before, self.state, self.central)) if evaluated else {}
         # Arrays of the reception of round t + 1 belong to this E1.
         artifacts = {**seen, **following.reception.ledger.artifacts}
@@ -184,7 +184,7 @@ class _Loop:
             artifacts[measures.NAME] = measure(self.method, following.reception, before, self.state, following.S)
         series = {**cost.pop("series", {}), **results.pop("series", {})}
         new = self._new_clients(t, following.reception)
-        self.account.keep(RoundRecord(round=t, **cost, **results, series=series, artifacts=artifacts, new_clients=new))
+        self.run_record.keep(RoundRecord(round=t, **cost, **results, series=series, artifacts=artifacts, new_clients=new))
         if "accuracy" in results:
             self.best = max(results["accuracy"], self.best or 0.0)
         self.round = following
@@ -208,7 +208,7 @@ class _Loop:
         received = self.state
         fed.followed = follow.client if follow and follow.first <= t <= follow.last else None
         self.state = self.round.update(self.state)
-        self.account.note(fed.ledger.notes)
+        self.run_record.note(fed.ledger.notes)
         cost = record.cost(self.round)
         if self.how.test_after_training:
             scores = self.round.evaluate_trained(received, self.state)
@@ -222,7 +222,7 @@ class _Loop:
             return ()
         results = tested_new(self.method, fed, self.state, self.new)
         if results is None:
-            self.account.note(
+            self.run_record.note(
                 {"new clients": "what its authors give a new client is not known here: new clients are not tested."}
             )
             return ()
@@ -238,7 +238,7 @@ class _Loop:
         return every > 0 and (t % every == 0 or t == self.train.rounds)
 
     def _progress(self, kind: Any, t: int, accuracy: float | None = None, seconds: float = 0.0) -> Progress:
-        return Progress(self.account.run_id, kind, t, self.train.rounds, accuracy, self.best, seconds, self.account.news())
+        return Progress(self.run_record.run_id, kind, t, self.train.rounds, accuracy, self.best, seconds, self.run_record.news())
 
 
 def attempt_for(store: sqlalchemy.Engine, spec: RunSpec, how: Execution, force: bool) -> Run | None:
@@ -265,10 +265,9 @@ def _kept(how: Execution) -> dict[str, Any]:
     }
 
 
-def _created(run: Prepared, store: sqlalchemy.Engine, more: dict[str, Any]) -> Run:
-    """Creates the row of a new run. more: additions to its record."""
-    whole = run.how.record_host
-    patiently(lambda: write.create_run(store, run.spec, environment.describe(whole) | more, whole=whole))
+def _created(run: Prepared, store: sqlalchemy.Engine, environment: dict[str, Any]) -> Run:
+    """Creates the row of a new run. environment: what RunRecord cannot add to it."""
+    patiently(lambda: write.create_run(store, run.spec, environment, whole=run.how.record_host))
     row = patiently(lambda: runs.newest(store, run.spec.key))
     assert row is not None
     return row
@@ -299,16 +298,16 @@ def require_same_code(found: Run, spec: RunSpec) -> None:
 
 
 @contextmanager
-def _marked(spec: RunSpec, account: RunRecord, checkpoints: Checkpoints) -> Iterator[None]:
+def _marked(spec: RunSpec, run_record: RunRecord, checkpoints: Checkpoints) -> Iterator[None]:
     """Stores why a run ends early, and its last whole round as a checkpoint."""
     try:
         yield
     except (KeyboardInterrupt, GeneratorExit):
-        _stop(account, checkpoints, "interrupted", None)
+        _stop(run_record, checkpoints, "interrupted", None)
         raise
     except Diverged as error:
         message = f"{spec.method.name}, seed {spec.seed}: {error.message}."
-        account.end("diverged", message)
+        run_record.end("diverged", message)
         checkpoints.remove()
         raise Diverged(message, error.hint) from None
     except Occupied:  # another process trains the run now
@@ -319,17 +318,17 @@ def _marked(spec: RunSpec, account: RunRecord, checkpoints: Checkpoints) -> Iter
         raise
     except Exception as error:
         if interrupts.arrived():  # a library turned KeyboardInterrupt into its own error
-            _stop(account, checkpoints, "interrupted", None)
+            _stop(run_record, checkpoints, "interrupted", None)
             raise KeyboardInterrupt from error
         told = "out of GPU memory" if memory.ran_out(error) else f"{type(error).__name__}: {error}"[:1000]
-        _stop(account, checkpoints, "failed", told)
+        _stop(run_record, checkpoints, "failed", told)
         raise
 
 
-def _stop(account: RunRecord, checkpoints: Checkpoints, status: str, message: str | None) -> None:
+def _stop(run_record: RunRecord, checkpoints: Checkpoints, status: str, message: str | None) -> None:
     with interrupts.held():
         # Report the first error: if the disk is full, these steps may fail, too.
         with suppress(OSError, RuntimeError, UserError):
             checkpoints.keep()
         with suppress(UserError, sqlalchemy.exc.SQLAlchemyError):
-            account.end(status, message)
+            run_record.end(status, message)
