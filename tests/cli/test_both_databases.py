@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -16,13 +15,12 @@ from golden.raw import unpack
 from sqlalchemy import Engine
 from support.command import Shell
 from support.postgres import PASSWORD, Server
-from support.site_database import MADE, RUNNING, fill
+from support.site_database import RUNNING, fill, serving
 from support.store_samples import make_spec, write_round
 
 from pflbench.cli import main
 from pflbench.report.declared import PLOTS, TABLES
-from pflbench.report.selection import Filters
-from pflbench.site import page, serve
+from pflbench.site import serve
 from pflbench.spec import RunSpec
 from pflbench.store import database as db
 from pflbench.store import runs, sweeps
@@ -85,16 +83,8 @@ def test_what_a_database_holds(both: tuple[str, str], shell: Shell) -> None:
 @pytest.fixture
 def served(store: Engine) -> Iterator[serve.Server]:
     fill(store)
-    url = store.url.render_as_string(hide_password=False)
-    reader = db.connect_read_only(url)
-    server = serve.Server(reader, lambda: page.build(reader, MADE, Filters(), "all", live=True), 0)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
-    reader.dispose()
+    with serving(store.url.render_as_string(hide_password=False)) as server:
+        yield server
 
 
 def get(server: serve.Server, path: str) -> tuple[int, str]:

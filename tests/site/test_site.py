@@ -10,7 +10,6 @@ import io
 import json
 import re
 import socket
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from sqlalchemy import Engine, event
 from support.command import Shell
 from support.raw_sql import sql
 from support.report_database import HYPERPARAMETERS, add_run, spec
-from support.site_database import MADE, RUNNING, SNEAKY, fill
+from support.site_database import MADE, RUNNING, SNEAKY, fill, serving
 from support.store_samples import write_round
 from support.swept import SENT
 
@@ -368,15 +367,8 @@ def test_report_command(engine: Engine, shell: Shell, tmp_path: Path) -> None:
 
 @pytest.fixture
 def server(engine: Engine, url: str) -> Iterator[serve.Server]:
-    reader = db.connect_read_only(url)
-    server = serve.Server(reader, lambda: build(reader, MADE, Filters(), "all", live=True), 0)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
-    reader.dispose()
+    with serving(url) as server:
+        yield server
 
 
 def get(server: serve.Server, path: str) -> str:

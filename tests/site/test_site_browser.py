@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, ViewportSize, expect
 from sqlalchemy import Engine
 from support.browser import Tab, chromium
-from support.site_database import MADE, RUNNING, SNEAKY, fill
+from support.site_database import MADE, RUNNING, SNEAKY, fill, serving
 from support.store_samples import write_round
 
 from pflbench.report.selection import Filters
@@ -468,11 +467,7 @@ def test_it_prints_dark_on_white_whatever_the_theme(shared: Tab, chosen: bool) -
 @pytest.mark.slow
 def test_serve_shows_a_new_round_and_keeps_the_readers_place(tab: Tab, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "REST", 0)
-    reader = db.connect_read_only(str(engine.url))
-    server = serve.Server(reader, lambda: build(reader, MADE, Filters(), "all", live=True), 0)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
+    with serving(str(engine.url)) as server, closing(tab.page):
         tab.page.goto(server.address)
         expect(tab.page.locator("#live")).to_have_text("Live")
         expect(tab.page.locator("#running")).to_contain_text("round 2 of 9, accuracy 65.00 %, best 70.00 %")
@@ -492,9 +487,3 @@ def test_serve_shows_a_new_round_and_keeps_the_readers_place(tab: Tab, engine: E
         write_round(engine, RUNNING, RoundRecord(4, 0.8))
         expect(tab.page.locator("#run")).to_contain_text("4 of 9, best 80.00 %")
         assert all(request.startswith(server.address) for request in tab.requests)
-    finally:
-        tab.page.close()
-        server.shutdown()
-        thread.join()
-        server.server_close()
-        reader.dispose()

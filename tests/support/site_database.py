@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 from sqlalchemy import Engine
 from support.report_database import add_partition, add_run, at_work, spec
 
-from pflbench.site.page import Made
+from pflbench.report.selection import Filters
+from pflbench.site.page import Made, build
+from pflbench.site.serve import Server
 from pflbench.store import write
+from pflbench.store.database import connect_read_only
 
 MADE = Made("results.db", "2026-01-02T03:04:05Z", "1.2.3", "abc123", "pflbench report")
 RUNNING = 6
@@ -41,3 +46,19 @@ def _add(engine: Engine, method: str, seed: int, partition: int) -> None:
     sent = {f"{what}_{way}": 5 for what in ("params", "scalars", "bytes") for way in ("up", "down")}
     run = spec(method, seed, rounds=2)
     add_run(engine, run, CURVES[method][seed], partition=partition, seconds=2.0, participants=1, **sent)
+
+
+@contextmanager
+def serving(url: str) -> Iterator[Server]:
+    """A server of the database's page, on a free port, in a thread."""
+    reader = connect_read_only(url)
+    server = Server(reader, lambda: build(reader, MADE, Filters(), "all", live=True), 0)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+        reader.dispose()
