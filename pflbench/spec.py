@@ -54,14 +54,10 @@ class DataSpec(Spec):
         return f"{self.named}{OTHER_CONTENT}{self.content[:6]}" if self.content else self.named
 
     @property
-    def place(self) -> str:
-        """As `label`, with where own data lie."""
-        return self.label if self.path is None else f"{self.name}:{self.path}"
-
-    @property
     def named(self) -> str:
-        """A dataset as the command line has it, whatever its content: 'mnist', 'agnews:test'."""
-        return f"{self.name}:{self.variant}" if self.variant else self.name
+        """As on the command line, whatever the content: 'mnist', 'agnews:test', 'npz:/data/own.npz'."""
+        more = self.path or self.variant
+        return f"{self.name}:{more}" if more else self.name
 
 
 class _Partition(Spec):

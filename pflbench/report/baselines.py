@@ -100,8 +100,7 @@ def command_for(names: Sequence[str], spec: dict[str, Any], seeds: Iterable[int]
 def options(stored: dict[str, Any]) -> dict[str, Any]:
     """The options of `pflbench run` for a stored specification, but for method and seed: fields of `run.options.RunOptions`."""
     spec = RunSpec.model_validate(stored)
-    data = spec.data.named if spec.data.path is None else spec.data.place
-    found: dict[str, Any] = {"datasets": (data,), "model": spec.model}
+    found: dict[str, Any] = {"datasets": (spec.data.named,), "model": spec.model}
     if spec.own_model is not None and spec.own_model.path is not None:
         found["model"] = f"{spec.own_model.path}:{spec.model}"
     if isinstance(spec.partition, Pfllib):

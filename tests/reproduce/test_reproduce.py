@@ -252,7 +252,7 @@ def test_other_data_in_a_dataset_s_place_are_never_the_paper_s(engine: Engine, s
     np.savez("own.npz", x=np.zeros((40, 32, 32, 3), np.uint8), y=np.arange(40) % 10)
     of = {"methods": ["fedavg", "fedala"], "partitions": ["Dir(0.1)"]}
     runs = wanted("accuracy", "full", seeds="0", datasets=["Cifar10=npz:own.npz"], **of)
-    assert {(one.spec.data.place, one.spec.train.lr) for one in runs} == {(f"npz:{Path('own.npz').absolute()}", 0.005)}
+    assert {(one.spec.data.named, one.spec.train.lr) for one in runs} == {(f"npz:{Path('own.npz').absolute()}", 0.005)}
     assert [spec.key for spec in of_command(runs[0].command)] == [runs[0].spec.key]
     for one in runs:
         store(engine, one, 0.5)
