@@ -81,7 +81,7 @@ def options(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code: 0, 2 for an error that the user can mend, 1 for a bug.
 
-    141 where whoever read stdout has seen enough, such as `head`: without a word, as other programs do.
+    141, without a message, if the reader of stdout has ended, such as `head`.
     Ctrl-C, SIGTERM and SIGHUP end it with 130, 143 and 129. With PFLBENCH_DEBUG=1 exceptions pass, with their traceback.
     """
     alone = arguments is None
@@ -89,11 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     remember(arguments)
     prepare_streams()
     with interrupts.caught(last=alone):
-        code = _made(arguments)
+        code = _execute(arguments)
         return interrupts.exit_code() if code and interrupts.arrived() else code
 
 
-def _made(arguments: Sequence[str]) -> int:
+def _execute(arguments: Sequence[str]) -> int:
     try:
         return flushed(int(app(args=arguments, prog_name="pflbench", standalone_mode=False) or 0))
     except KeyboardInterrupt:

@@ -24,10 +24,7 @@ BROKEN_PIPE = 141  # as shells report a program that SIGPIPE ended
 
 
 def prepare_streams() -> None:
-    """What a stream's encoding lacks, and bytes of a file's name that are no text, are printed as escapes, not refused.
-
-    A stream that was closed before the program began takes everything and keeps nothing.
-    """
+    """Prints characters that a stream's encoding lacks as escapes, and nothing to a stream that was closed before the start."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -52,7 +49,7 @@ def flushed(code: int) -> int:
 
 
 class _SafeConsole(Console):
-    """Colours and bars are Rich's; whatever code stands in a text itself, which may be anybody's, does not reach the terminal."""
+    """Without control codes and passwords in texts, which may be anybody's. Rich's own codes for colours and bars stay."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

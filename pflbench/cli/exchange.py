@@ -102,7 +102,7 @@ def import_(
     with opened_or_empty(db) if dry_run else opened(db, create=True) as engine:
         for path in paths:
             try:
-                results.append(_taken(engine, path, on_conflict, dry_run, said))
+                results.append(_import_file(engine, path, on_conflict, dry_run, said))
             except UserError as refused:
                 error(refused)
                 results.append({"path": str(path), "error": refused.message})
@@ -115,8 +115,8 @@ def import_(
         raise typer.Exit(2)
 
 
-def _taken(engine: Engine, path: Path, on_conflict: str, dry_run: bool, said: dict[str, Any]) -> dict[str, Any]:
-    """said: the options about result files of PFLlib."""
+def _import_file(engine: Engine, path: Path, on_conflict: str, dry_run: bool, said: dict[str, Any]) -> dict[str, Any]:
+    """Imports a file and describes the result. said: the options about result files of PFLlib."""
     from pflbench.store import references
     from pflbench.store.exchange import pfllib
 

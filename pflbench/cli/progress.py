@@ -84,7 +84,7 @@ def sweep_view(queue: RunQueue, quiet: bool) -> Iterator[Callable[[SweepState], 
         yield look
 
 
-def apart(specs: Sequence[RunSpec]) -> dict[str, str]:
+def differing_settings(specs: Sequence[RunSpec]) -> dict[str, str]:
     """By key: how a run differs from others of its method, dataset and partition, apart from the seed: "p=2", or ""."""
     names = [(spec.method.name, spec.data.label, spec.partition.label) for spec in specs]
     found = differences(names, [spec.model_dump(mode="json") for spec in specs])
@@ -108,7 +108,7 @@ def differences(names: Sequence[Hashable], specs: Sequence[Mapping[str, Any]], s
 
 def named(specs: Sequence[RunSpec]) -> dict[str, str]:
     """A name for each run, by its key."""
-    more = {key: f" ({text})" if text else "" for key, text in apart(specs).items()}
+    more = {key: f" ({text})" if text else "" for key, text in differing_settings(specs).items()}
     return {
         spec.key: f"{spec.method.name}{more[spec.key]} {spec.data.label} {spec.partition.label} seed {spec.seed}"
         for spec in specs

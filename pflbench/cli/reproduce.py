@@ -15,10 +15,10 @@ from pflbench.cli.console import duration, error, message, print_json, print_rec
 from pflbench.cli.data import fetch_missing
 from pflbench.cli.db import opened, opened_or_empty
 from pflbench.cli.help import HelpAll
-from pflbench.cli.making import Jobs, KeepGoing, Limit, make_all
 from pflbench.cli.progress import data_view
 from pflbench.cli.reports import FILTERS, Format, one_at_a_time, table_format, write_figure, write_table
 from pflbench.cli.run import execution, follow_client
+from pflbench.cli.train_runs import Jobs, KeepGoing, Limit, train_all
 from pflbench.errors import UserError, unknown
 from pflbench.report import papermap
 
@@ -263,7 +263,7 @@ def _make(
 
     queue = RunQueue(
         tuple(specs),
-        results.url.render_as_string(hide_password=False),
+        results.url,
         data_dir,
         how,
         own={key: keeping(one.wanted.options) for key, one in ahead.items()},
@@ -271,7 +271,7 @@ def _make(
         keep_going=keep_going,
     )
     places = at_a_time(ExecutorOptions(jobs=jobs), specs, data_dir, how) or 1
-    return make_all(queue, results, places, quiet)
+    return train_all(queue, results, places, quiet)
 
 
 def _show(

@@ -17,8 +17,8 @@ from pflbench.cli.console import command_line, duration, message, print_json, pr
 from pflbench.cli.data import fetch_missing
 from pflbench.cli.db import opened
 from pflbench.cli.help import HelpAll
-from pflbench.cli.making import Jobs, KeepGoing, make_all
-from pflbench.cli.progress import apart, data_view, named
+from pflbench.cli.progress import data_view, differing_settings, named
+from pflbench.cli.train_runs import Jobs, KeepGoing, train_all
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -114,21 +114,22 @@ def run(
 
     try:
         with opened(db, create=True) as results:
-            names, more = named(specs), apart(specs)
-            there = set() if force else set(patiently(partial(sweep_state, results, specs)).keys("finished"))
-            places = at_a_time(ExecutorOptions(jobs=jobs), [spec for spec in specs if spec.key not in there], data_dir, how) or 1
+            names, settings = named(specs), differing_settings(specs)
+            finished = set() if force else set(patiently(partial(sweep_state, results, specs)).keys("finished"))
+            ahead = [spec for spec in specs if spec.key not in finished]
+            places = at_a_time(ExecutorOptions(jobs=jobs), ahead, data_dir, how) or 1
             if not quiet:
                 _tell_ahead(specs, results, data_dir, how, force, places)
 
-            def then(state: SweepState) -> None:
+            def report(state: SweepState) -> None:
                 for key in state.keys("finished", "diverged"):
                     found = state.runs[key]
                     if found is None or key in done:
                         continue
                     if study:
                         patiently(partial(studies.mark, results, [key], study))
-                    done[key] = row = patiently(partial(_result, results, found, more[key]))
-                    if key in there:
+                    done[key] = row = patiently(partial(_result, results, found, settings[key]))
+                    if key in finished:
                         message(f"{names[key]}: run {row['run']} is finished already; --force runs it anew.")
                     if not as_json:
                         say(_line(row), flush=True)
@@ -136,9 +137,8 @@ def run(
             plugins = tuple(path.absolute() for path in asked["plugins"])
             trusted.remember(trusted.python_files(specs, plugins))
             repeated = patiently(partial(last_ended, results, list(names))) if force else {}
-            url = results.url.render_as_string(hide_password=False)
-            queue = RunQueue(tuple(specs), url, data_dir, how, plugins, repeated=repeated, keep_going=keep_going)
-            whole = make_all(queue, results, places, quiet, then)
+            queue = RunQueue(tuple(specs), results.url, data_dir, how, plugins, repeated=repeated, keep_going=keep_going)
+            whole = train_all(queue, results, places, quiet, report)
     finally:
         if as_json:
             print_json(list(done.values()))
@@ -176,7 +176,7 @@ def _show_plan(specs: Sequence[RunSpec], needed: Sequence[Footprint | None], ahe
     """Prints a line for each run, and what all of them take."""
     from pflbench.run.memory_estimate import readable
 
-    settings = apart(specs)
+    settings = differing_settings(specs)
     records = [
         {
             "method": f"{spec.method.name} ({settings[spec.key]})" if settings[spec.key] else spec.method.name,

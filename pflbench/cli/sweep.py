@@ -16,10 +16,10 @@ from pflbench.cli.console import message, print_json, print_records, print_table
 from pflbench.cli.data import fetch_missing
 from pflbench.cli.db import opened
 from pflbench.cli.help import HelpAll, LongCommand
-from pflbench.cli.making import KeepGoing, Limit, tell_checkpoints
-from pflbench.cli.progress import apart
+from pflbench.cli.progress import differing_settings
 from pflbench.cli.run import execution, prepare
-from pflbench.cli.sweep_runs import NAMED, RetryFailed, SweepCommand, counted_states, environment, make, resume, work
+from pflbench.cli.sweep_runs import Name, RetryFailed, SweepCommand, counted_states, environment, resume, train_rest, work
+from pflbench.cli.train_runs import KeepGoing, Limit, tell_checkpoints
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def run(
         sweep = sweeps.save(results, study.name, specs, environment(asked, executed, how, executor, data_dir, file))
         trusted.remember(trusted.wanted(specs, asked["plugins"], how.checkpoints, executor.words()))
         asked_now = SweepCommand(sweep, results, how, executor, data_dir, quiet, as_json)
-        make(asked_now, retry_failed=retry_failed, keep_going=keep_going, limit=limit, prepared=True)
+        train_rest(asked_now, retry_failed=retry_failed, keep_going=keep_going, limit=limit, prepared=True)
 
 
 app.command()(resume)
@@ -145,7 +145,7 @@ def list_(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
 
 
 @app.command()
-def status(name: NAMED, db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
+def status(name: Name, db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
     """Show every run of a sweep: its state, its rounds, its best accuracy."""
     from pflbench.store import sweeps
 
@@ -153,7 +153,7 @@ def status(name: NAMED, db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> Non
         sweep = sweeps.find(results, name)
         stands = sweeps.sweep_state(results, sweep.specs)
     records: list[dict[str, Any]] = []
-    settings = apart(sweep.specs)
+    settings = differing_settings(sweep.specs)
     for spec in sweep.specs:
         made = stands.runs[spec.key]
         records.append(
@@ -180,7 +180,7 @@ def status(name: NAMED, db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> Non
 
 
 @app.command()
-def cancel(name: NAMED, db: o.Db = o.DEFAULT_DB) -> None:
+def cancel(name: Name, db: o.Db = o.DEFAULT_DB) -> None:
     """Stop all workers of a sweep with checkpoints of their runs; `sweep resume` continues."""
     from pflbench.store import sweeps
 

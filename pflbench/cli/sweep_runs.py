@@ -17,9 +17,9 @@ from pflbench.cli import options as o
 from pflbench.cli.checkup import note_unchecked
 from pflbench.cli.console import message, print_json
 from pflbench.cli.db import opened
-from pflbench.cli.making import KeepGoing, Limit, make_by, tell_checkpoints, tell_errors, tell_failure
 from pflbench.cli.progress import followed
 from pflbench.cli.run import execution, prepare
+from pflbench.cli.train_runs import KeepGoing, Limit, tell_checkpoints, tell_errors, tell_failure, train_by
 
 if TYPE_CHECKING:
     import sqlalchemy
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pflbench.sweep.choose_executor import ExecutorOptions
     from pflbench.sweep.run_queue import RunQueue
 
-NAMED = Annotated[str, typer.Argument(metavar="NAME", help="Name of the sweep: see `pflbench sweep list`.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the sweep: see `pflbench sweep list`.")]
 Files = Annotated[
     list[Path],
     typer.Option(
@@ -49,16 +49,14 @@ class SweepCommand:
     how: Execution
     workers: ExecutorOptions
     data_dir: Path
-    quiet: bool = False
+    quiet: bool
     as_json: bool = False
 
     def queue(self, specs: Sequence[RunSpec], keep_going: bool) -> RunQueue:
         from pflbench.sweep.run_queue import RunQueue
 
-        url = self.results.url.render_as_string(hide_password=False)
-        return RunQueue(
-            tuple(specs), url, self.data_dir, self.how, _plugins(self.sweep), keep_going=keep_going, sweep=self.sweep.id
-        )
+        plugins, url = _plugins(self.sweep), self.results.url
+        return RunQueue(tuple(specs), url, self.data_dir, self.how, plugins, keep_going=keep_going, sweep=self.sweep.id)
 
 
 def environment(
@@ -79,7 +77,7 @@ def environment(
 
 @o.taking(workers=o.EXECUTORS)
 def resume(
-    name: NAMED,
+    name: Name,
     workers: o.Given,
     checkpoints: o.Checkpoints = None,
     files: Files = [],  # noqa: B006
@@ -107,11 +105,11 @@ def resume(
         asked = SweepCommand(sweep, results, how, executor, Path(sweep.environment["data_dir"]), quiet, as_json)
         tell_checkpoints(results, how)
         with plugged_in(_plugins(sweep)):
-            make(asked, retry_failed=retry_failed, keep_going=keep_going, limit=limit)
+            train_rest(asked, retry_failed=retry_failed, keep_going=keep_going, limit=limit)
 
 
 def work(
-    name: NAMED,
+    name: Name,
     checkpoints: o.Checkpoints = None,
     files: Files = [],  # noqa: B006
     cpus_per_job: Annotated[int | None, typer.Option(metavar="N", min=1, help="Cores. Default: all.")] = None,
@@ -151,7 +149,7 @@ def work(
             _report(asked, state, skipped, "it was cancelled" if queue.cancelled(results) else "")
 
 
-def make(asked: SweepCommand, *, retry_failed: bool, keep_going: bool, limit: int | None, prepared: bool = False) -> None:
+def train_rest(asked: SweepCommand, *, retry_failed: bool, keep_going: bool, limit: int | None, prepared: bool = False) -> None:
     """Trains the remaining runs. Exit code 2 if one did not finish; after a signal, the signal's exit code.
 
     prepared: `prepare` has checked all runs.
@@ -186,7 +184,7 @@ def train(asked: SweepCommand, ahead: Sequence[RunSpec], keep_going: bool, limit
     if asked.workers.executor == "local":  # a cluster's nodes have GPUs of their own
         note_unchecked(asked.how, asked.quiet)
     queue = asked.queue(ahead, keep_going)
-    return make_by(choose_executor(asked.workers, queue, asked.results), queue, asked.results, asked.quiet)
+    return train_by(choose_executor(asked.workers, queue, asked.results), queue, asked.results, asked.quiet)
 
 
 def _allowed(

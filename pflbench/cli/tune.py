@@ -14,10 +14,10 @@ from pflbench.cli.console import message, print_json, print_records, say
 from pflbench.cli.data import fetch_missing
 from pflbench.cli.db import opened
 from pflbench.cli.help import HelpAll
-from pflbench.cli.making import KeepGoing, tell_checkpoints, tell_errors
 from pflbench.cli.reports import write_table
 from pflbench.cli.run import execution, prepare
 from pflbench.cli.sweep_runs import SweepCommand, counted_states, environment, remaining, train
+from pflbench.cli.train_runs import KeepGoing, tell_checkpoints, tell_errors
 from pflbench.errors import Occupied, UserError
 
 if TYPE_CHECKING:

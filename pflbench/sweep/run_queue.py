@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from sqlalchemy import Engine
+from sqlalchemy import URL, Engine
 
 from pflbench import environment, interrupts, plain
 from pflbench.errors import Occupied, Unreachable, UserError, Vanished
@@ -37,12 +37,12 @@ Follow = Callable[[Sequence[RunSpec], Steps], Steps]
 class RunQueue:
     """Everything that a worker needs to execute runs. The state of the runs is in the database.
 
-    url: of the database, with its password. own: key of a run -> its Execution, if not `how`. repeated: runs to execute again,
+    url: of the database. own: key of a run -> its Execution, if not `how`. repeated: runs to execute again,
     as in `sweeps.sweep_state`. sweep: the number of the stored sweep, which may be cancelled.
     """
 
     specs: tuple[RunSpec, ...]
-    url: str
+    url: URL
     data_dir: Path
     how: Execution
     plugins: tuple[Path, ...] = ()
@@ -175,7 +175,7 @@ def described(error: Exception) -> str:
 def work_alone(queue: RunQueue, device: str | None, cores: int, place: int = 0) -> None:
     """As `work`, in a process of its own. device None: the device that `queue.how` selects on this machine."""
     with plugged_in(queue.plugins):
-        engine = patiently(lambda: connect(queue.url))
+        engine = patiently(lambda: connect(queue.url.render_as_string(hide_password=False)))
         try:
             queue = queue.on(device or str(find_device(queue.how.device)), cores)
             work(queue, engine, unclaimed(queue, engine, place))

@@ -168,7 +168,7 @@ def test_what_is_finished_takes_no_place(store: Engine) -> None:
     list(execute(spec(seed=1), store, Path("data"), BATCHED))
     two = Execution(engine="batched", pack=2)
     specs = [*seeds(count=4), spec("local")]
-    queue = RunQueue(tuple(specs), "", Path("data"), two)
+    queue = RunQueue(tuple(specs), store.url, Path("data"), two)
     found = [[(one.method.name, one.seed) for one in pack] for pack in queue.packs(specs, store)]
     assert found == [[("fedavg", 1)], [("fedavg", 0), ("fedavg", 2)], [("fedavg", 3)], [("local", 0)]]
     anew = replace(queue, repeated={one.key: 0 for one in specs}).packs(specs, store)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
 from support.gpu import NAME, plugged_in
 from support.runs import spec
 
@@ -66,8 +67,8 @@ def test_cores_of_a_job(monkeypatch):
 )
 def test_a_worker_has_its_device_and_its_share_of_the_cores(engine, device, expected):
     how = Execution(engine=engine)
-    queue = RunQueue(tuple(SPECS), "sqlite://", Path("data"), how, own={SPECS[0].key: replace(how, save_artifacts_every=2)}).on(
-        device, 3
-    )
+    queue = RunQueue(
+        tuple(SPECS), make_url("sqlite://"), Path("data"), how, own={SPECS[0].key: replace(how, save_artifacts_every=2)}
+    ).on(device, 3)
     assert [(one.device, one.workers) for one in map(queue.execution, SPECS[:2])] == [expected] * 2
     assert [queue.execution(one).save_artifacts_every for one in SPECS[:2]] == [2, 0]

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
 from support.command import ROOT
 from support.runs import by_key, run, spec
 
@@ -47,7 +48,7 @@ def asked(monkeypatch, nodes, **share):
     monkeypatch.setitem(sys.modules, "ray", ray)
     workers = on_ray.RayTasks(None)
     workers.take(**share)
-    workers.start(RunQueue((), "sqlite://", Path("data"), Execution()))
+    workers.start(RunQueue((), make_url("sqlite://"), Path("data"), Execution()))
     workers.close()
     return ray.asked[0]
 
@@ -92,7 +93,7 @@ def test_three_nodes_of_which_one_is_killed(tmp_path, monkeypatch):
 
     specs = [spec(name, seed=seed, rounds=200, clients=3) for seed in range(3) for name in ("fedavg", "local")]
     store, alone = (connect(to_url(str(tmp_path / name))) for name in ("results.db", "alone.db"))
-    queue = RunQueue(tuple(specs), store.url.render_as_string(), Path("data"), Execution(engine="loop", checkpoint_every=0.2))
+    queue = RunQueue(tuple(specs), store.url, Path("data"), Execution(engine="loop", checkpoint_every=0.2))
     cluster, killed = Cluster(), []
 
     def kill_a_node(state):

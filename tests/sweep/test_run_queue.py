@@ -53,7 +53,7 @@ class Here:
 
 
 def queued(store, specs=SPECS, **more):
-    return RunQueue(tuple(specs), store.url.render_as_string(), Path("data"), Execution(engine="loop", workers=1), **more)
+    return RunQueue(tuple(specs), store.url, Path("data"), Execution(engine="loop", workers=1), **more)
 
 
 def made(store, workers, queue, look=lambda state: None):

@@ -38,17 +38,17 @@ KeepGoing = Annotated[bool, typer.Option("--keep-going", "-k", help="Continue wi
 Limit = Annotated[int | None, typer.Option(min=1, help="Train at most so many runs now.")]
 
 
-def make_all(
+def train_all(
     queue: RunQueue,
     results: sqlalchemy.Engine,
     places: int,
     quiet: bool,
-    then: Callable[[SweepState], None] = lambda state: None,
+    report: Callable[[SweepState], None] = lambda state: None,
 ) -> bool:
     """Trains the runs of `run` and `reproduce`. False if a run did not finish; the reason is printed. Signals end the command.
 
     places: runs at a time. With 1 they train in this process, every round is shown, and an error ends the command unless
-    `keep_going`. then: called whenever runs may have ended.
+    `keep_going`. report: called whenever runs may have ended.
     """
     from pflbench.store.failures import patiently
     from pflbench.sweep.choose_executor import ExecutorOptions, choose_executor
@@ -56,13 +56,14 @@ def make_all(
 
     tell_checkpoints(results, queue.how)
     state = patiently(partial(queue.state, results))
-    over = set(state.states if places == 1 else state.keys("finished", "diverged"))
-    here, others = ([spec for spec in queue.specs if (spec.key in over) == inside] for inside in (True, False))
+    ended = [spec for spec in queue.specs if state.states[spec.key] in ("finished", "diverged")]
+    here = list(queue.specs) if places == 1 else ended
+    by_workers = len(here) < len(queue.specs)
     follow, failures = followed(queue.specs, quiet), 0
 
-    def follow_then(specs: Sequence[RunSpec], steps: Steps) -> Steps:
+    def follow_and_report(specs: Sequence[RunSpec], steps: Steps) -> Steps:
         yield from follow(specs, steps)
-        then(patiently(partial(queue.state, results)))
+        report(patiently(partial(queue.state, results)))
 
     def failed(failure: Exception) -> None:
         nonlocal failures
@@ -72,12 +73,12 @@ def make_all(
         error(described(failure))
 
     try:
-        work(queue, results, queue.packs(here, results), follow=follow_then, failed=failed)
-        if others:
-            stopped = make_by(choose_executor(ExecutorOptions(jobs=places), queue, results), queue, results, quiet, then)
+        work(queue, results, queue.packs(here, results), follow=follow_and_report, failed=failed)
+        if by_workers:
+            stopped = train_by(choose_executor(ExecutorOptions(jobs=places), queue, results), queue, results, quiet, report)
         state = patiently(partial(queue.state, results))
-        then(state)
-        if others:
+        report(state)
+        if by_workers:
             tell_errors(state)
             if stopped:
                 message(f"Stopped: {stopped}. Left: {len(queue.ahead(state))}.")
@@ -87,12 +88,12 @@ def make_all(
     return not failures and state.counts["finished"] == len(queue.specs)
 
 
-def make_by(
+def train_by(
     workers: Workers,
     queue: RunQueue,
     results: sqlalchemy.Engine,
     quiet: bool,
-    then: Callable[[SweepState], None] = lambda state: None,
+    report: Callable[[SweepState], None] = lambda state: None,
 ) -> str:
     """Has workers train the runs, also failed ones, and shows their progress. Returns as `run_jobs`."""
     from pflbench.store.failures import patiently
@@ -104,7 +105,7 @@ def make_by(
 
         def look(state: SweepState) -> None:
             show(state)
-            then(state)
+            report(state)
 
         return run_jobs(queue, results, workers, look)
 
