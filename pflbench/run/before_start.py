@@ -15,7 +15,7 @@ from pflbench.spec import RunSpec
 
 
 def require_runnable(specs: Sequence[RunSpec], data_root: Path, progress: Progress | None) -> list[str]:
-    """Loads all data and makes all partitions once. Returns what a user may not expect of them; raises UserError."""
+    """Loads all data and makes all partitions once. Returns notes for the user; raises UserError."""
     notes: dict[str, None] = {}  # in order, each once
     places = list(dict.fromkeys((spec.data, spec.partition) for spec in specs))
     distinct = {_without_seed(spec): spec for spec in specs}.values()

@@ -108,7 +108,7 @@ def _pfllib(source: DataSpec, spec: Pfllib) -> tuple[Arrays, Partition]:
 
 
 def remarks(spec: RunSpec, held: FederationData) -> list[str]:
-    """What a user may not expect of a partition."""
+    """Notes on a partition that a user may not expect."""
     record, where = held.record, f"{spec.partition.label} of {spec.data.label}"
     train = record.train.sum(1)
     sizes = train + record.test.sum(1)
