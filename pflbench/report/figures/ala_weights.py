@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from sqlalchemy import Engine
 
-from pflbench.errors import UserError
 from pflbench.models import MODELS
 from pflbench.report import render, style, web
 from pflbench.report.looks import Look
@@ -60,11 +58,10 @@ def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """A figure for each run and layer, of the first seed. Raises UserError without stored weights."""
     seen, notes = first_seeds(engine, filters, ARRAYS, COMMAND)
-    made, left_out = web.possible(seen[:most], partial(layers, engine))
     return [
-        web.figure("ala-weights", panel(layer, style.shades(layer.shares, *web.SHADES)), caption([layer.of]), (*notes, *left_out))
-        for of_run in made
-        for layer in of_run
+        web.figure("ala-weights", panel(layer, style.shades(layer.shares, *web.SHADES)), caption([one]), notes)
+        for one in seen[:most]
+        for layer in layers(engine, one)
     ]
 
 
@@ -76,12 +73,10 @@ def caption(seen: Sequence[Observed]) -> str:
 
 
 def layers(engine: Engine, of: Observed) -> list[Layer]:
-    """The layers of a run from the top, in up to five rounds. Raises UserError without stored weights."""
+    """The layers of a run from the top, in up to five rounds."""
     rows = spread(of.rounds, ROUNDS)
     weights = arrays.read(engine, of.run.id, "ala_weights", rows)
     spans = arrays.read(engine, of.run.id, "ala_blocks", rows[:1])[rows[0]]
-    if not weights:
-        raise UserError(f"Run {of.run.id} kept no ala_weights.", f"Make one that does: {COMMAND}.")
     model = MODELS.get(of.setting.spec["model"])
     names = model.blocks if model else ()
     return [

@@ -91,8 +91,7 @@ def plot(engine: Engine, filters: Filters = Filters(), *, round: int | None = No
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """The last stored round of the first seed. Raises UserError without stored matrices."""
     seen, notes = first_seeds(engine, filters, ARRAYS, COMMAND)
-    made, left_out = web.possible(seen[:most], partial(load, engine))
-    return [_page(one, (*notes, *left_out)) for one in made]
+    return [_page(load(engine, one), notes) for one in seen[:most]]
 
 
 def caption(drawn: Sequence[Attention], below: str = "white") -> str:
@@ -110,9 +109,8 @@ def caption(drawn: Sequence[Attention], below: str = "white") -> str:
 
 
 def load(engine: Engine, of: Observed, t: int | None = None) -> Attention:
-    """The run's matrix after t rounds, by default the last stored one. Raises UserError for a run without a partition."""
-    if of.run.partition is None:
-        raise UserError(f"Run {of.run.id} has no partition to order its clients by.", "Leave it out with --method.")
+    """The run's matrix after t rounds, by default the last stored one."""
+    assert of.run.partition is not None  # it is stored before a run's first round
     partition, t = partitions.find(engine, of.run.partition), of.rounds[-1] if t is None else t
     weights = arrays.read(engine, of.run.id, of.name, [t])[t].astype(np.float64)
     sizes = np.abs(weights)

@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 from sqlalchemy import Engine
 
-from pflbench.errors import UserError
 from pflbench.report import render, style, web
 from pflbench.report.arrangement import Arranged, Row, busiest
 from pflbench.report.looks import PLUGGED, Look
@@ -20,7 +19,6 @@ from pflbench.report.traces import GREY, Axis, Panel, Trace, Values, lettered, o
 from pflbench.report.web import Interactive
 from pflbench.store import rounds
 from pflbench.store.rounds import Clients
-from pflbench.store.runs import Result
 
 LETTERS = 24  # of a method's name in a line
 BESIDE = 0.08  # of the accuracies' range, at both ends: no marker touches the frame
@@ -62,7 +60,7 @@ def caption(drawn: Sequence[Panel]) -> str:
 def panel(engine: Engine, found: Arranged, column: int) -> Panel:
     """The clients of a setting. Raises UserError if one of its runs has no results by client."""
     cells = found.column(column)
-    tested = rounds.clients_of(engine, {run.id: _best(run) for _, cell in cells for run in cell})
+    tested = rounds.clients_of(engine, {run.id: run.round for _, cell in cells for run in cell if run.round is not None})
     names = [textwrap.fill(row.label, LETTERS) for row, _ in cells]
     lines = 1 + max(name.count("\n") for name in names)
     traces = [trace for y, (row, cell) in enumerate(cells) for trace in _traces(row, {run.id: tested[run.id] for run in cell}, y)]
@@ -76,12 +74,6 @@ def panel(engine: Engine, found: Arranged, column: int) -> Panel:
         height=AROUND + max(METHOD, LABEL_LINE * lines) * len(cells),
         draw=lambda ax: ax.margins(x=BESIDE),
     )
-
-
-def _best(run: Result) -> int:
-    if run.round is None:
-        raise UserError(f"Run {run.id} has no evaluated round.", "Leave it out with --method or --status.")
-    return run.round
 
 
 def _traces(row: Row, tested: Mapping[int, Clients], y: int) -> list[Trace]:

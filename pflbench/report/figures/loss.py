@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 from sqlalchemy import Engine
 
-from pflbench.errors import UserError
 from pflbench.report import looks, render, style, web
 from pflbench.report.looks import Look
 from pflbench.report.selection import Filters, Observed, cut, first_seeds, observed_titles, spread
@@ -33,8 +31,8 @@ def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """A figure per run, of the first seed. Raises UserError without stored losses."""
     seen, notes = first_seeds(engine, filters, ARRAYS, COMMAND)
-    panels, left_out = web.possible(seen[:most], partial(panel, engine))
-    return [web.figure("loss", panel, caption([panel]), (*notes, *left_out)) for panel in panels]
+    panels = [panel(engine, one) for one in seen[:most]]
+    return [web.figure("loss", panel, caption([panel]), notes) for panel in panels]
 
 
 def caption(panels: Sequence[Panel]) -> str:
@@ -48,10 +46,9 @@ def caption(panels: Sequence[Panel]) -> str:
 def panel(engine: Engine, of: Observed) -> Panel:
     """sum_i k_i L_i over all training data: of the models as trained in a round, and as initialised for the next one.
 
-    Means are over the clients that used ALA in the round. Raises UserError for a run without a partition.
+    Means are over the clients that used ALA in the round.
     """
-    if of.run.partition is None:
-        raise UserError(f"Run {of.run.id} has no partition, and so no numbers of samples.", "Leave it out with --method.")
+    assert of.run.partition is not None  # it is stored before a run's first round
     samples = partitions.find(engine, of.run.partition).train.sum(axis=1)
     means = {}
     for t, losses in arrays.read(engine, of.run.id, of.name, spread(of.rounds, POINTS)).items():
