@@ -49,6 +49,7 @@ class Row:
     Where they differ in more than one, it names what is not the paper's value.
     """
 
+    key: str  # as of `row_key`: equal for the same row among other rows, where its label may differ
     method: str
     title: str  # of the method
     label: str
@@ -56,11 +57,6 @@ class Row:
     hyperparameters: dict[str, Any]
     look: Look  # unlike that of any other row beside it
     test_labels: bool = False  # its clients adapt on labelled test data
-
-    @property
-    def key(self) -> str:
-        """Equal for the same row among other rows, where its label may differ."""
-        return json.dumps([self.method, self.version, self.hyperparameters], sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -157,7 +153,7 @@ def _rows(results: Iterable[Result]) -> dict[str, Row]:
         for i, ((key, of), differing) in enumerate(zip(ordered, apart, strict=True)):
             extra = ", ".join(labels.words(k, v) for k, v in differing.items())
             label = (f"{title} ({extra})" if extra else title) + (f" {TEST_LABELS}" if of["test_labels"] else "")
-            rows[key] = Row(method, title, label, of["version"], of["hyperparameters"], drawn[method, i], of["test_labels"])
+            rows[key] = Row(key, method, title, label, of["version"], of["hyperparameters"], drawn[method, i], of["test_labels"])
     return rows
 
 

@@ -21,6 +21,7 @@ from pflbench.report.needed import command
 from pflbench.report.selection import BEST, Filters
 from pflbench.spec import OPTION_OF, Pfllib, RunSpec, Spec
 from pflbench.store import partitions
+from pflbench.store.measures import COLUMNS
 from pflbench.store.runs import RoundRule
 
 LOCAL, FEDAVG, FINE_TUNED = "local", "fedavg", "fedavg-ft"
@@ -72,12 +73,13 @@ def same_setting(every: Arranged, setting: SharedSetting) -> int:
     )
 
 
-def majority(engine: Engine, setting: SharedSetting) -> float | None:
+def majority(engine: Engine, setting: SharedSetting, metric: str | None = None) -> float | None:
     """Accuracy in percent if every client predicts the most frequent class of its own training data (methods.md 2.1).
 
-    Pooled over the clients that train. None for a central test set, and without the counts of test samples.
+    Pooled over the clients that train. None for a central test set, without the counts of test samples, and beside a metric
+    that is no accuracy.
     """
-    if setting.partition is None or setting.spec["partition"].get("central_test"):
+    if metric in COLUMNS or setting.partition is None or setting.spec["partition"].get("central_test"):
         return None
     partition = partitions.find(engine, setting.partition)
     clients = np.arange(len(partition.train) - setting.spec["train"].get("new_clients", 0))

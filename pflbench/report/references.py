@@ -26,28 +26,21 @@ _IMPORT = "`pflbench import FILE.h5` takes in PFLlib's result files."
 class ReferenceLine:
     """Mean accuracy in percent over the files of a method and goal, at their common rounds."""
 
-    method: str
     label: str
     round: Floats
     accuracy: Floats
     files: tuple[str, ...]
-    variant: int  # 0, 1, ... among the lines of the same method
-    own: Look  # the method's
+    look: Look
 
-    @property
-    def trace(self) -> Trace:
-        """In the method's colour and marker, but thin, dashed and hollow: not one of our runs."""
-        look = replace(self.own, fill=looks.PLUGGED, dash=1 + self.variant)
-        step = max(1, len(self.round) // 6)
-        return Trace(self.round, self.accuracy, look, self.label, width=0.7, size=2.5, every=(step // 2, step))
-
-    def until(self, last: float) -> ReferenceLine:
-        """The line up to a round."""
+    def trace(self, last: float) -> Trace:
+        """Up to the round `last`, and thin: not one of our runs."""
         seen = self.round <= last
-        return replace(self, round=self.round[seen], accuracy=self.accuracy[seen])
+        step = max(1, int(seen.sum()) // 6)
+        marked = (step // 2, step)
+        return Trace(self.round[seen], self.accuracy[seen], self.look, self.label, width=0.7, size=2.5, every=marked)
 
 
-def lines(engine: Engine, datasets: Collection[str], methods: Iterable[str] = ()) -> Mapping[str, Sequence[ReferenceLine]]:
+def lines(engine: Engine, datasets: Collection[str], methods: Iterable[str]) -> Mapping[str, Sequence[ReferenceLine]]:
     """By dataset, as runs are labelled. methods: only these, if any are named; by name or title.
 
     Raises UserError where there is no such series.
@@ -65,7 +58,9 @@ def lines(engine: Engine, datasets: Collection[str], methods: Iterable[str] = ()
     found.sort(key=lambda curve: (curve.dataset, labels.method_rank(curve.method)))  # goals stay in their order
     for (dataset, method), same in groupby(found, key=lambda curve: (curve.dataset, curve.method)):
         goals = [list(group) for _, group in groupby(same, key=lambda curve: curve.goal)]
-        made[dataset] += [_line(group, len(goals) > 1, k, drawn[method, 0]) for k, group in enumerate(goals)]
+        # In the method's colour and marker, but dashed and hollow.
+        own = [replace(drawn[method, 0], fill=looks.PLUGGED, dash=1 + k) for k in range(len(goals))]
+        made[dataset] += [_line(group, len(goals) > 1, look) for group, look in zip(goals, own, strict=True)]
     return made
 
 
@@ -82,7 +77,7 @@ def _names(curve: ResultFile) -> set[str]:
     return {curve.method.casefold(), curve.algorithm.casefold(), labels.method_title(curve.method).casefold()}
 
 
-def _line(curves: Sequence[ResultFile], with_goal: bool, variant: int, own: Look) -> ReferenceLine:
+def _line(curves: Sequence[ResultFile], with_goal: bool, look: Look) -> ReferenceLine:
     """The line of one method and goal. with_goal: in its label, where the method has several."""
     method = curves[0].method
     shared = reduce(np.intersect1d, (c.round for c in curves))
@@ -90,4 +85,4 @@ def _line(curves: Sequence[ResultFile], with_goal: bool, variant: int, own: Look
     title = labels.method_title(method) if method in METHODS else curves[0].algorithm
     label = f"PFLlib: {title}" + f" ({curves[0].goal})" * with_goal
     files = tuple(c.file for c in curves)
-    return ReferenceLine(method, label, shared.astype(np.float64), 100 * accuracy, files, variant, own)
+    return ReferenceLine(label, shared.astype(np.float64), 100 * accuracy, files, look)

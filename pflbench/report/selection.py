@@ -297,7 +297,7 @@ def cut(seen: Sequence[Observed], notes: tuple[str, ...], filters: Filters) -> t
 
 
 def measured(engine: Engine, filters: Filters, metric: str, rule: RoundRule = BEST) -> Arranged:
-    """As `Filters.select`, of the runs that have this measure, one of `measures.COLUMNS`, with it in accuracy's place.
+    """As `Filters.select`, of the runs that have this measure, one of `measures.TITLES`, with it in accuracy's place.
 
     Raises UserError if none has it.
     """

@@ -113,7 +113,7 @@ class Drawing:
 
     figure: Figure
     caption: str
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     runs: tuple[int, ...] = ()  # the numbers of the runs it shows
     protocol: str = ""  # what these runs have in common
     page: PrintPage = field(default_factory=page)

@@ -121,7 +121,7 @@ def remarks(spec: RunSpec, held: FederationData) -> list[str]:
             f"{where}: the smallest client has {smallest} sample{'s' * (smallest != 1)}. "
             f"No draw gave every client the usual {usual} (--min-samples)."
         )
-    held_by, N = record.train + record.test, spec.training_clients  # [client, class]
+    held_by, N = record.counts, spec.training_clients  # [client, class]
     alone = (held_by[:N].sum(0) == 0) & (held_by[N:].sum(0) > 0)
     if unseen := [record.classes[k] for k in alone.nonzero()[0]]:
         found.append(

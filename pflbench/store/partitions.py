@@ -38,6 +38,11 @@ class PartitionRecord:
     indices: Mapping[str, NDArray[Any]] | None = None
     id: int | None = None
 
+    @property
+    def counts(self) -> Counts:
+        """Of both: [clients, classes]."""
+        return self.train + self.test
+
 
 _QUERY = select(
     PartitionRow.id, PartitionRow.hash, PartitionRow.scheme, PartitionRow.label, PartitionRow.dataset, PartitionRow.spec,

@@ -236,7 +236,7 @@ def test_labels_are_no_markup(engine: Engine) -> None:
 
 
 def test_colours_are_those_on_paper_and_legible_in_light_and_dark() -> None:
-    rows = [Row(name, name, name, 1, {}, looks.of(name)) for name in methods.METHODS]
+    rows = [Row("", name, name, name, 1, {}, looks.of(name)) for name in methods.METHODS]
     for row in rows:
         assert min(contrast(web.legible(row.look.colour), page) for page in PAGES) > 2
         printed = row.look.colour

@@ -129,7 +129,7 @@ def load(engine: Engine, of: Observed, t: int | None = None) -> Attention:
         f"weight on others {np.nanmedian(sizes.sum(axis=1)):.2g}, on own group {100 * inside:.0f} % "
         f"(by chance {100 * by_chance:.0f} %), ARI {recovered(shares, grouped.of):.2f}"
     )
-    held = (partition.train + partition.test)[training]
+    held = partition.counts[training]
     order = np.lexsort((-held.max(axis=1) / held.sum(axis=1), grouped.of))
     place = np.ix_(order, order)
     return Attention(of, t, order.tolist(), weights[place], shares[place], grouped, measured)
@@ -137,7 +137,7 @@ def load(engine: Engine, of: Observed, t: int | None = None) -> Attention:
 
 def groups(partition: PartitionRecord) -> ClientGroups:
     """The partition's groups or sets of classes; without them, by each client's most frequent class."""
-    counts = partition.train + partition.test
+    counts = partition.counts
     clients, classes = counts.shape
     if partition.scheme == "groups":
         number = partition.spec["groups"]

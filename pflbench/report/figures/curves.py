@@ -38,7 +38,6 @@ POINTS = 200
 MARKERS = 6  # to a line
 MARGIN = 0.05  # of the height of a panel that has limits, above the highest line
 FLOOR = Look(GREY, "o", 0, 3)
-ACCURACIES = (None, "after-training")
 
 
 def plot(
@@ -53,7 +52,7 @@ def plot(
 ) -> style.Drawing:
     """The curves of the settings chosen by dataset or partition, else of the four settings with the most runs.
 
-    references: with PFLlib's series on the same datasets. metric: one of `measures.COLUMNS` instead of accuracy. y_min: where
+    references: with PFLlib's series on the same datasets. metric: one of `measures.TITLES` instead of accuracy. y_min: where
     the y axis begins, in percent. Raises UserError when there are no runs, series or measures, and when all is below y_min.
     """
     if references and over != "rounds":
@@ -115,8 +114,8 @@ def panel(
         for k, (row, cell) in enumerate(cells)
     ]
     last = max((line.x[-1] for line in lines if len(line.x)), default=0)
-    others = [line.until(last).trace for line in references]
-    floor = baselines.majority(engine, setting) if metric in ACCURACIES else None
+    others = [line.trace(last) for line in references]
+    floor = baselines.majority(engine, setting, metric)
     if floor is not None:
         hover = f"{floor:.2f} %"
         others.append(Trace([0, last], [floor, floor], FLOOR, baselines.MAJORITY, "lines", width=0.9, hover=hover))

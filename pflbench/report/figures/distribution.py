@@ -85,10 +85,6 @@ def choose(engine: Engine, filters: Filters) -> list[PartitionRecord]:
     return list(found.values()) if filters.partitions else there
 
 
-def _counts(partition: PartitionRecord) -> Any:
-    return partition.train + partition.test
-
-
 def _title(partition: PartitionRecord) -> str:
     return f"{labels.label_title(partition.dataset)}, {partition.label}, {len(partition.train)} clients"
 
@@ -117,14 +113,14 @@ def _legend(partition: PartitionRecord, ax: Axes) -> None:
 
 def _shown(partition: PartitionRecord) -> list[int]:
     """Samples for the legend: the largest number, and round ones with circles of about half and a quarter of its diameter."""
-    largest = int(_counts(partition).max())
+    largest = int(partition.counts.max())
     round_numbers = [step * 10**power for power in range(len(str(largest))) for step in (1, 2, 5)]
     smaller = {max(number for number in round_numbers if number <= part) for part in (largest // 16, largest // 3) if part}
     return [*sorted(smaller), largest]
 
 
 def _circles(ax: Axes, partition: PartitionRecord) -> None:
-    counts = _counts(partition)
+    counts = partition.counts
     client, label = counts.nonzero()
     for axis, places in zip((ax.xaxis, ax.yaxis), counts.shape, strict=True):
         axis.set_ticks([tick for tick in axis.get_ticklocs() if 0 <= tick < places])
@@ -165,7 +161,7 @@ def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Inte
 
 
 def _trace(partition: PartitionRecord) -> Json:
-    counts = _counts(partition)
+    counts = partition.counts
     client, label = counts.nonzero()
     held = counts[client, label]
     clients, classes = counts.shape

@@ -13,11 +13,11 @@ from pflbench.report import labels, render, style, web
 from pflbench.report.arrangement import Arranged, Row, SharedSetting, busiest
 from pflbench.report.looks import Look
 from pflbench.report.selection import Filters
+from pflbench.report.tables.overhead import TOLERANCE
 from pflbench.report.traces import GREY, Axis, Panel, Trace, lettered, of_costs, of_runs
 from pflbench.report.web import Interactive
 from pflbench.store.rounds import costs
 
-TOLERANCE = 0.5  # points, as in `table overhead`
 COSTS = ("Training time (s)", "Sent per client (MB)")
 MOST = 3  # settings side by side on paper
 FRONT = Look(GREY, "o", 0, 0)

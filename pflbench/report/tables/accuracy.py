@@ -48,8 +48,6 @@ _TRAIN = (
 )
 _PROTOCOL = ("model", "partition.clients", *(f"train.{name}" for name in (*_TRAIN, "lr_schedule")))
 
-COMPUTED = [TITLES[metric] for metric in COLUMNS]  # at chosen rounds
-
 # Further columns of a paper's table, by their names in the records: head, format, and what stands where there is none.
 _EXTRA = {
     "improvement": ("improvement", "+.2f", "-"),
@@ -175,7 +173,7 @@ def build(
     declared: the paper's table that is wanted, of whose rows and columns are shown those that the filters name. paper: 'auto'
     shows the paper's value where the protocol is the paper's, 'always' also where it is not (marked, with the differences),
     'never' not at all; by default always in a paper's table, else auto. std, ci, test, against: see `statistics.Statistics`.
-    at: as of `budgets.parse`. metric: one of `measures.COLUMNS` instead of accuracy, beside which no paper's values stand.
+    at: as of `budgets.parse`. metric: one of `measures.TITLES` instead of accuracy, beside which no paper's values stand.
     Raises UserError for unknown names and when there is nothing to show.
     """
     rule = selection.parse(round_rule, at)
@@ -197,8 +195,7 @@ def build(
         shown = replace(declared, printed=paper != "never")
         columns, left = places.columns(engine, filters, shown, rule, wanted)
     columns = [replace(column, cells=cellular.mark_best(column.cells)) for column in columns]
-    if metric in (None, "after-training"):
-        columns = [replace(c, majority=baselines.majority(engine, c.setting) if c.setting else None) for c in columns]
+    columns = [replace(c, majority=baselines.majority(engine, c.setting, metric) if c.setting else None) for c in columns]
     if wanted.test is not None:
         names = {row.label: row.method for row in rows}
         base = None if wanted.against is None else cellular.row_of(wanted.against, names)
@@ -209,7 +206,7 @@ def build(
     if declared is None:
         left += baselines.note(found, baselines.of_any_method(engine, filters, rule))
     columns, machines = _with_machines(columns, rows) if rule.at and rule.at.measure == "seconds" else (columns, [])
-    notes = _notes(rule, wanted, rows, columns, declared, TITLES[metric] if metric else "Accuracy") + machines
+    notes = _notes(rule, wanted, rows, columns, declared, metric) + machines
     behind = {row.label: [run for c in columns if (one := c.cells[i]) for run in one.runs] for i, row in enumerate(rows)}
     notes += tuning_notes(engine, behind)
     return AccuracyTable(str(rule), paper, wanted, rows, tuple(columns), (*notes, *left), declared, metric)
@@ -256,22 +253,22 @@ def _notes(
     rows: Sequence[MethodLine],
     columns: Sequence[AccuracyColumn],
     declared: TableNeeds | None,
-    measured: str,
+    metric: str | None,
 ) -> list[str]:
     cells = [cell for column in columns for cell in column.cells if cell]
     n = {cell.n for cell in cells}
     central = declared is not None and declared.places[0].central
     tested = "of the global model on a central test set" if central else "pooled over the clients' test data"
     notes = [
-        f"{measured} in %, {tested}; mean ± {wanted.std} std over runs that differ in the seed.",
+        f"{TITLES[metric] if metric else 'Accuracy'} in %, {tested}; mean ± {wanted.std} std over runs that differ in the seed.",
         f"n = {labels.counted(max(n), 'run')} in every cell." if len(n) == 1 else f"(n): number of runs, {min(n)} to {max(n)}.",
         selection.sentence(rule),
         *(
             ["optimism: points by which a run's best round, chosen on the test data, exceeds this."]
-            * (rule.rule == "val" and measured == "Accuracy")
+            * (rule.rule == "val" and metric is None)
         ),
         *([baselines.MAJORITY_SAID] * any(column.majority is not None for column in columns)),
-        *(["The rule chooses among the rounds in which it was computed."] * (measured in COMPUTED)),
+        *(["The rule chooses among the rounds in which it was computed."] * (metric in COLUMNS)),
         *stats.notes(wanted, [cell.n for cell in cells], [c.comparison for c in cells if c.comparison]),
     ]
     notes += selection.short_runs(rule, [cell.used for cell in cells])

@@ -144,7 +144,7 @@ def build(engine: Engine, filters: Filters = Filters(), *, tolerance: float = TO
     first round within so many points of its best accuracy. Raises UserError where there is nothing to show.
     """
     found = filters.select(engine)
-    spent = costs(engine, [run.id for runs in found.cells.values() for run in runs], tolerance / 100)
+    spent = costs(engine, [run.id for run in found.runs], tolerance / 100)
     if not spent:
         raise UserError("None of these runs has a trained and evaluated round.", "`pflbench runs list` shows what there is.")
     known = {place: [spent[run.id] for run in runs if run.id in spent] for place, runs in sorted(found.cells.items())}

@@ -102,10 +102,9 @@ def _collected(
         raise _nothing(declared)
     found = filters.unnamed().arranged(engine, ours, rule)
     if declared.places[0].central:
-        runs = [run for cell in found.cells.values() for run in cell]
-        tested = by_series(engine, runs, CENTRAL, rule)
+        tested = by_series(engine, found.runs, CENTRAL, rule)
         notes = found.notes
-        if less := len(runs) - len(tested):
+        if less := len(found.runs) - len(tested):
             notes = (*notes, f"Not counted: {labels.counted(less, 'run')} without a central test set (`--central-test`).")
         found = replace(arrange(tested), notes=notes)
     if not any(_matches(row, line) for row in found.rows for line in declared.lines):
