@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from golden.raw import Raw, cells, majority, unpack
+from golden.raw import Raw, cells, majority
 from matplotlib.figure import Figure
 from matplotlib.quiver import Quiver
 from scipy.stats import rankdata
@@ -21,21 +20,10 @@ from pflbench.report import baselines, labels, looks
 from pflbench.report.declared import PLOTS
 from pflbench.report.selection import Filters
 from pflbench.report.style import Drawing
-from pflbench.store import database as db
 
 Check = Callable[[Figure, Raw], set[int]]
 CHECKS: dict[str, Check] = {}
 SAID = {"elastic": ("on the central test set", "What is not varied: classes per client 2, join ratio 0.4, local epochs 1.")}
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return db.connect(db.to_url(str(unpack(tmp_path_factory.mktemp("golden") / "golden.db"))))
-
-
-@pytest.fixture(scope="module")
-def raw(engine: Engine) -> Raw:
-    return Raw.read(Path(str(engine.url.database)))
 
 
 def checks(name: str) -> Callable[[Check], Check]:
@@ -47,17 +35,17 @@ def checks(name: str) -> Callable[[Check], Check]:
 
 
 @pytest.mark.parametrize("name", PLOTS)
-def test_a_figure(name: str, engine: Engine, raw: Raw) -> None:
+def test_a_figure(name: str, golden: Engine, raw: Raw) -> None:
     """A check compares the data and returns the runs that the figure has to be made of. A new figure needs one."""
-    drawing: Drawing = PLOTS[name].load()(engine, FILTERS.get(name, Filters()))
+    drawing: Drawing = PLOTS[name].load()(golden, FILTERS.get(name, Filters()))
     assert set(drawing.runs) == CHECKS[name](drawing.figure, raw)
     assert drawing.caption.endswith(".")
     assert all(words in drawing.caption for words in SAID.get(name, ()))
 
 
-def test_a_majority_class_below_the_axis_is_not_in_the_legend(engine: Engine) -> None:
+def test_a_majority_class_below_the_axis_is_not_in_the_legend(golden: Engine) -> None:
     for y_min, there in ((1.0, True), (60.0, False)):
-        drawing = PLOTS["curves"].load()(engine, FILTERS["curves"], y_min=y_min)
+        drawing = PLOTS["curves"].load()(golden, FILTERS["curves"], y_min=y_min)
         assert (baselines.MAJORITY in drawing.caption) == there
         assert any(line.get_label() == baselines.MAJORITY for line in drawing.figure.axes[0].lines) == there
 

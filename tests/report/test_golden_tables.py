@@ -6,7 +6,6 @@ import csv
 import json
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,20 +74,9 @@ def usual(run: Any) -> tuple[str, dict[str, object]] | None:
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    """Connecting upgrades an older database, as it does for every command."""
-    return db.connect(db.to_url(str(unpack(tmp_path_factory.mktemp("golden") / "golden.db"))))
-
-
-@pytest.fixture(scope="module")
-def raw(engine: Engine) -> Raw:
-    return Raw.read(Path(str(engine.url.database)))
-
-
-@pytest.fixture(scope="module")
-def made(engine: Engine) -> Callable[[str], Grid]:
+def made(golden: Engine) -> Callable[[str], Grid]:
     """A table by its name, made once."""
-    return cache(lambda name: TABLES[name].load()(engine, **OPTIONS.get(name, {})).grid())
+    return cache(lambda name: TABLES[name].load()(golden, **OPTIONS.get(name, {})).grid())
 
 
 @pytest.fixture(scope="module")
@@ -438,10 +426,10 @@ def test_new_clients(made: Callable[[str], Grid], raw: Raw) -> None:
     assert any("give a new client is not known here: FedAMP." in note for note in made("new-clients").notes)
 
 
-def test_the_text_of_every_table(engine: Engine) -> None:
+def test_the_text_of_every_table(golden: Engine) -> None:
     """What a column shows, and what notes say; the numbers are proved above."""
     wanted = "python tests/golden/tables.py writes tables.txt anew; read the difference before you commit it"
-    assert texts(engine).splitlines() == TARGET.read_text(encoding="utf-8").splitlines(), wanted
+    assert texts(golden).splitlines() == TARGET.read_text(encoding="utf-8").splitlines(), wanted
 
 
 def test_every_table_is_compared() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden.raw import unpack
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.quiver import Quiver
@@ -34,11 +33,6 @@ from pflbench.spec import TrainSpec
 from pflbench.store import database as db
 
 LEAST = 6  # points that are legible in print
-
-
-@pytest.fixture(scope="module")
-def golden(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return db.connect(db.to_url(str(unpack(tmp_path_factory.mktemp("golden") / "golden.db"))))
 
 
 def texts(ax: Axes) -> list[Text]:

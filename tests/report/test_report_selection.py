@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from golden.raw import unpack
 from sqlalchemy import Engine
 from support.command import Shell
 from support.report_database import add_run, spec
@@ -21,11 +20,6 @@ from pflbench.store import runs
 from pflbench.store.runs import RoundRule
 
 P = "json_extract(spec, '$.method.hyperparameters.p')"
-
-
-@pytest.fixture(scope="module")
-def golden(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return db.connect(db.to_url(str(unpack(tmp_path_factory.mktemp("golden") / "golden.db"))))
 
 
 @pytest.mark.parametrize(
