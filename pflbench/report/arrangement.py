@@ -143,13 +143,13 @@ def _rows(results: Iterable[Result]) -> dict[str, Row]:
     variants: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     for r in results:
         variants[r.method][row_key(r)] = r.spec["method"]
-    told = {r.method: r.title for r in results if r.title}
+    plugin_titles = {r.method: r.title for r in results if r.title}
     drawn = looks.assign((method, i) for method, of in variants.items() for i in range(len(of)))
     rows = {}
     for method in sorted(variants, key=labels.method_rank):
         ordered = sorted(variants[method].items(), key=lambda item: (item[1]["version"], _by_number(item[0])))
         apart = _departing(method, [{**of["hyperparameters"], "version": of["version"]} for _, of in ordered])
-        title = labels.method_title(method, told.get(method))
+        title = labels.method_title(method, plugin_titles.get(method))
         for i, ((key, of), differing) in enumerate(zip(ordered, apart, strict=True)):
             extra = ", ".join(labels.words(k, v) for k, v in differing.items())
             label = (f"{title} ({extra})" if extra else title) + (f" {TEST_LABELS}" if of["test_labels"] else "")
@@ -217,8 +217,8 @@ def short_titles(items: Sequence[tuple[Sequence[str], Sequence[str]]]) -> list[s
 
 def short(rows: Sequence[Row]) -> list[str]:
     """The labels of rows, with hyperparameters only if a method has several rows."""
-    labels_of = Counter({row.label: row.method for row in rows}.values())
-    return [row.label if labels_of[row.method] > 1 else row.title for row in rows]
+    rows_of = Counter({row.label: row.method for row in rows}.values())
+    return [row.label if rows_of[row.method] > 1 else row.title for row in rows]
 
 
 def protocol(settings: Sequence[SharedSetting]) -> str:

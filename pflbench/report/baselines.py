@@ -18,7 +18,7 @@ from pflbench import methods
 from pflbench.report import labels
 from pflbench.report.arrangement import Arranged, SharedSetting, row_key
 from pflbench.report.needed import command
-from pflbench.report.selection import BEST, Filters
+from pflbench.report.selection import Filters
 from pflbench.spec import OPTION_OF, Pfllib, RunSpec, Spec
 from pflbench.store import partitions
 from pflbench.store.measures import COLUMNS
@@ -36,7 +36,7 @@ def is_personalized(method: str) -> bool:
     return not category or category.startswith("personalized")
 
 
-def of_any_method(engine: Engine, filters: Filters, rule: RoundRule = BEST) -> Arranged:
+def of_any_method(engine: Engine, filters: Filters, rule: RoundRule) -> Arranged:
     """As `Filters.select`, with the methods that `--method` and `--run` leave out."""
     chosen = filters.matching(engine, rule)
     rows = {row_key(run) for run in chosen}

@@ -99,8 +99,8 @@ class TableNeeds:
     same: of a place, what must agree beside dataset, model and partition for a run to be shown there at all.
     ranked: whether the ranking against FedALA counts in the verdict (methods.md 6). extra: columns beside the accuracy.
     beside: those of the places that belong to another table of the paper, and are shown where there are runs of them.
-    compared: the method against which the others are tested over the clients, unless another test is asked for. printed: whether
-    the source prints values. remark: among the table's notes.
+    compared: the method against which the others are tested over the clients, unless another test is asked for.
+    prints_values: whether the source does. remark: among the table's notes.
     """
 
     name: str
@@ -113,7 +113,7 @@ class TableNeeds:
     extra: Literal["improvement", "weights"] | None = None
     beside: tuple[Place, ...] = ()
     compared: str | None = None
-    printed: bool = True
+    prints_values: bool = True
     remark: str = ""
 
     @property
@@ -157,7 +157,7 @@ class TableNeeds:
         of_table = (one for one in paper.references() if (one.table == paper.LEADERBOARD) == (self.name == paper.LEADERBOARD))
         here = (one for one in of_table if (one.method, one.place) == (line.method, printed_at))
         same = (one for one in here if {**usual, **dict(one.varied)} == {**usual, **dict(line.varied)})
-        return Planned(line, place, next(same, None) if self.printed else None)
+        return Planned(line, place, next(same, None) if self.prints_values else None)
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ _NEW_CLIENTS = TableNeeds(
     _lines("local", "fedavg", "per-fedavg", "fedrep", "pfedme", "ditto", "fedala", "lg-fedavg", "fedbabu", "fedrod"),
     (_dirichlet("cifar10", new_clients=5),),
     ranked=False,
-    printed=False,
+    prints_values=False,
 )
 
 # Small enough for a CPU (docs/evidence.md).
@@ -278,7 +278,7 @@ _EVIDENCE = TableNeeds(
         _dirichlet("cifar10", rounds=60, val_share=0.1),
     ),
     ranked=False,
-    printed=False,
+    prints_values=False,
 )
 
 _TABLES = (
@@ -350,7 +350,7 @@ _TABLES = (
         _FEDAMP,
         ranked=False,
         compared="fedamp",
-        printed=False,
+        prints_values=False,
     ),
     _NEW_CLIENTS,
     _EVIDENCE,

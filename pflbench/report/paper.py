@@ -108,7 +108,7 @@ class PrintedValue:
 
 
 @cache
-def printed() -> tuple[Value, ...]:
+def named_values() -> tuple[Value, ...]:
     """All values, with methods, datasets and models by their names on the command line."""
     names = {**labels.DATASETS, **{model: entry.title for model, entry in MODELS.items()}}
     by_title = {title: name for name, title in names.items()} | _OTHER_NAMES
@@ -122,13 +122,13 @@ def printed() -> tuple[Value, ...]:
 
 def by_method(metric: str) -> dict[str, float]:
     """The values of a metric that each method has once."""
-    return {value.method: value.mean for value in printed() if value.metric == metric and value.mean is not None}
+    return {value.method: value.mean for value in named_values() if value.metric == metric and value.mean is not None}
 
 
 @cache
 def references() -> tuple[PrintedValue, ...]:
     """All accuracies."""
-    found = [value for value in printed() if value.metric == ACCURACY]
+    found = [value for value in named_values() if value.metric == ACCURACY]
     return tuple(map(_reference, sorted(found, key=lambda value: _ORDER.index(value.table))))
 
 
@@ -141,7 +141,7 @@ def seconds_per_iteration() -> dict[str, float]:
 @cache
 def improvements() -> dict[tuple[str, str], float | None]:
     """Table 4's improvement by ALA in points, by method ("ditto+ala") and dataset."""
-    return {(v.method, v.dataset): v.mean for v in printed() if v.metric == "improvement_percent_points"}
+    return {(v.method, v.dataset): v.mean for v in named_values() if v.metric == "improvement_percent_points"}
 
 
 @cache
@@ -150,7 +150,7 @@ def trained_weights() -> dict[tuple[str, str, float, int], int]:
     scales = {"ala_trainable_params": 1, "ala_trainable_params_millions": 10**6}
     return {
         (v.dataset, v.backbone, float(v.setting["s"]), int(v.setting["p"])): round(v.mean * scales[v.metric])
-        for v in printed()
+        for v in named_values()
         if v.metric in scales and v.mean is not None
     }
 
@@ -281,8 +281,8 @@ def _balanced(spec: dict[str, Any]) -> bool:
 
 
 def _instead(items: Iterable[tuple[str, Any, Any]]) -> tuple[str, ...]:
-    told = (f"{name} {_text(ours)} instead of {_text(paper)}" for name, ours, paper in items if ours != paper)
-    return tuple(text.removesuffix(" instead of absent") for text in told)  # a hyperparameter that the paper's method lacks
+    texts = (f"{name} {_text(ours)} instead of {_text(paper)}" for name, ours, paper in items if ours != paper)
+    return tuple(text.removesuffix(" instead of absent") for text in texts)  # a hyperparameter that the paper's method lacks
 
 
 def _text(value: Any) -> str:

@@ -14,7 +14,7 @@ from pflbench.errors import NothingYet
 from pflbench.report import labels, render, style, web
 from pflbench.report.arrangement import Arranged, short_titles
 from pflbench.report.selection import Filters
-from pflbench.report.traces import Axis, Panel, Trace, at_values, lettered, of_runs
+from pflbench.report.traces import Axis, Panel, Trace, axis_at_values, lettered, run_numbers
 from pflbench.report.web import Interactive
 from pflbench.store.runs import Result
 
@@ -152,7 +152,7 @@ def panel(found: Arranged, of: Sweep, measure: Measure) -> Panel:
     over = f" by {of.parameter.label.lower()}" if of.parameter.title else ""
     return Panel(
         f"{of.title}: {measure.label.partition(' (')[0].lower()}{over}",
-        at_values(of.parameter.label, of.values),
+        axis_at_values(of.parameter.label, of.values),
         Axis(measure.label, zero=measure.from_zero),
         [
             replace(line, aside=step * (k - (len(shown) - 1) / 2))
@@ -171,7 +171,7 @@ def _line(found: Arranged, i: int, of: Sweep, measure: Measure) -> Trace | None:
         measured = {run.id: measure.values[run.id] for run in found.cells.get((i, j), ()) if run.id in measure.values}
         if measured:
             each = list(measured.values())
-            at[value] = (float(np.mean(each)), min(each), max(each), of_runs(tuple(measured)))
+            at[value] = (float(np.mean(each)), min(each), max(each), run_numbers(tuple(measured)))
     if not at:
         return None
     mean, low, high, runs = zip(*at.values(), strict=True)

@@ -104,7 +104,7 @@ class Panel:
         return self.y.label, *sorted({labels.dataset_title(setting.spec) for setting in self.settings})
 
 
-def at_values(label: str, values: Iterable[float]) -> Axis:
+def axis_at_values(label: str, values: Iterable[float]) -> Axis:
     """A logarithmic axis with ticks at these values and nowhere else, and room for bars beside the first and the last."""
     ticks = _texts(sorted(values))
     low, high = min(ticks), max(ticks)
@@ -112,7 +112,7 @@ def at_values(label: str, values: Iterable[float]) -> Axis:
     return Axis(label, log=True, limits=(low / beside, high * beside), ticks=ticks)
 
 
-def of_losses(label: str, losses: Sequence[float], *, zero: bool = False) -> Axis:
+def loss_axis(label: str, losses: Sequence[float], *, zero: bool = False) -> Axis:
     """An axis for losses: logarithmic where they span a decade and none is 0. zero: whether a linear one begins at 0."""
     if min(losses, default=0) <= 0 or max(losses) < DECADE * min(losses):
         return Axis(label, zero=zero)
@@ -121,15 +121,15 @@ def of_losses(label: str, losses: Sequence[float], *, zero: bool = False) -> Axi
     return Axis(label, log=True, limits=limits, ticks=_texts(_few(ticks, MOST)))
 
 
-def of_all(panels: Sequence[Panel], *, zero: bool = False) -> list[Panel]:
+def with_one_loss_axis(panels: Sequence[Panel], *, zero: bool = False) -> list[Panel]:
     """Panels of losses with one y axis for all of the same quantity."""
     losses: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for panel in panels:
         losses[panel.quantity] += [loss for trace in panel.traces for loss in trace.y]
-    return [replace(panel, y=of_losses(panel.y.label, losses[panel.quantity], zero=zero)) for panel in panels]
+    return [replace(panel, y=loss_axis(panel.y.label, losses[panel.quantity], zero=zero)) for panel in panels]
 
 
-def of_costs(label: str, costs: Sequence[float]) -> Axis:
+def cost_axis(label: str, costs: Sequence[float]) -> Axis:
     """An axis for costs: logarithmic with round numbers, and with a place for 0 where something costs nothing."""
     some = [cost for cost in costs if cost > 0]
     if not some:
@@ -173,7 +173,7 @@ def with_letters(titles: Sequence[str]) -> list[str]:
     return [f"({of}) {title}".rstrip() for of, title in zip(letters, titles, strict=False)] if len(titles) > 1 else list(titles)
 
 
-def of_runs(runs: Sequence[int]) -> str:
+def run_numbers(runs: Sequence[int]) -> str:
     return f"run{'s' * (len(runs) != 1)} {', '.join(map(str, runs))}"
 
 

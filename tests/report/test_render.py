@@ -28,7 +28,7 @@ from pflbench.report.figures import ala_convergence, curves, distribution, loss
 from pflbench.report.looks import Look
 from pflbench.report.selection import Filters
 from pflbench.report.style import PrintPage
-from pflbench.report.traces import Axis, Panel, Trace, of_costs, with_letters
+from pflbench.report.traces import Axis, Panel, Trace, cost_axis, with_letters
 from pflbench.spec import TrainSpec
 from pflbench.store import database as db
 
@@ -153,7 +153,7 @@ def test_panels_have_letters_also_beyond_z() -> None:
 
 @pytest.mark.parametrize("costs", [(0.2, 0.6), (0.1, 0.9), (3, 50), (1, 90_000), (0, 0.15, 0.2)])
 def test_an_axis_of_costs_has_room_for_its_ticks(costs: tuple[float, ...]) -> None:
-    ticks = of_costs("Training time (s)", costs).ticks
+    ticks = cost_axis("Training time (s)", costs).ticks
     assert ticks is not None
     assert 2 <= len(ticks) <= 5, "four and the 0"
 

@@ -189,7 +189,7 @@ def test_weights_are_those_of_the_models_blocks(
 ) -> None:
     sizes = [block.stop - block.start for block in Flat(models.build(model, shape, classes, vocabulary)).blocks]
     assert BLOCKS[dataset, model] == tuple(sizes)
-    covered = [value for value in paper.printed() if (value.table, value.backbone) == ("table5", model)]
+    covered = [value for value in paper.named_values() if (value.table, value.backbone) == ("table5", model)]
     for p in range(1, len(sizes) + 1):
         lowest_first = [value.metric.removeprefix("ala_range_covers:") for value in covered if value.setting["p"] == str(p)]
         assert lowest_first == [*reversed(models.MODELS[model].blocks[:p])]

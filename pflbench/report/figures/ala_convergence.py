@@ -16,7 +16,7 @@ from pflbench.errors import UserError
 from pflbench.report import render, style, web
 from pflbench.report.looks import MARKERS, Look
 from pflbench.report.selection import Filters, Observed, cut, first_seeds, observed_titles, spread
-from pflbench.report.traces import Axis, Panel, Trace, lettered, of_all, of_losses
+from pflbench.report.traces import Axis, Panel, Trace, lettered, loss_axis, with_one_loss_axis
 from pflbench.report.web import Interactive
 from pflbench.store import arrays
 from pflbench.store.arrays import Floats
@@ -37,7 +37,7 @@ def plot(engine: Engine, filters: Filters = Filters(), *, client: int = CLIENT) 
             f"Clients are numbered from 0, here to {min(map(_clients, seen)) - 1}: choose one with --client.",
         )
     drawn = looks_of(t for _, losses in learned for t in losses)
-    panels = of_all([panel(one, losses, drawn, "Local loss") for one, losses in learned])
+    panels = with_one_loss_axis([panel(one, losses, drawn, "Local loss") for one, losses in learned])
     titles = observed_titles([one for one, _ in learned])
     return render.drawing(panels, titles, caption(client, panels), notes, order=[f"round {t}" for t in drawn])
 
@@ -104,5 +104,5 @@ def panel(of: Observed, by_round: Mapping[int, Floats], drawn: Mapping[int, Look
         )
         for t, losses in by_round.items()
     ]
-    up = of_losses(y, np.concatenate(list(by_round.values())).tolist())
+    up = loss_axis(y, np.concatenate(list(by_round.values())).tolist())
     return Panel(of.title, Axis("Weight-learning epoch", whole=True), up, lines, (of.run.id,), (of.setting,))

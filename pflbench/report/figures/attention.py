@@ -261,12 +261,12 @@ def _matrix(of: Attention) -> list[Json]:
     """Weights by their place on the scale; weights below the scale, and missing ones, in plain colours."""
     weights, shares = of.weights, 100 * of.shares
     norm, low, ticks = scale(weights)
-    told = [
+    customdata = [
         [[i, j, *web.numbers([weights[row, column], shares[row, column]])] for column, j in enumerate(of.clients)]
         for row, i in enumerate(of.clients)
     ]
     hover: Json = {
-        "customdata": told,
+        "customdata": customdata,
         "hovertemplate": (
             "client %{customdata[0]} on client %{customdata[1]}: %{customdata[2]:.3g}, %{customdata[3]:.2f} % of its weights on "
             f"others<br>round {of.round}, run {of.seen.run.id}<extra></extra>"

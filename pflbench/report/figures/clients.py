@@ -16,7 +16,7 @@ from pflbench.report.looks import OTHER, Look
 from pflbench.report.selection import Filters
 from pflbench.report.statistics import differences
 from pflbench.report.tables.clients import AGAINST, ClientRuns, base_of, clients_of
-from pflbench.report.traces import Axis, Panel, Trace, lettered, of_runs
+from pflbench.report.traces import Axis, Panel, Trace, lettered, run_numbers
 from pflbench.report.web import Interactive
 from pflbench.store.runs import RoundRule
 
@@ -135,7 +135,7 @@ def _line(row: Row, own: ClientRuns, base: ClientRuns, offset: float) -> Trace:
     d = differences(own.accuracy, base.accuracy)
     pairs = sorted(own.accuracy.keys() & base.accuracy.keys())
     order = d.argsort(kind="stable")
-    step, runs = max(1, len(d) // MARKERS), of_runs([run.id for run in own.runs])
+    step, runs = max(1, len(d) // MARKERS), run_numbers([run.id for run in own.runs])
     return Trace(
         100 * (np.arange(len(d)) + 0.5) / len(d),
         d[order],

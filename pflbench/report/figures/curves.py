@@ -18,7 +18,7 @@ from pflbench.report.arrangement import Arranged, Row, busiest
 from pflbench.report.looks import OTHER, Look
 from pflbench.report.references import ReferenceLine
 from pflbench.report.selection import BEST, Filters, measured
-from pflbench.report.traces import GREY, Axis, Panel, Trace, lettered, of_runs
+from pflbench.report.traces import GREY, Axis, Panel, Trace, lettered, run_numbers
 from pflbench.report.web import Interactive
 from pflbench.store import measures, rounds
 from pflbench.store.rounds import Curve
@@ -187,7 +187,7 @@ def line(
         low=low if several else None,
         high=high if several else None,
         every=(int(offset * step), step),
-        hover=f"{hover}<br>{of_runs(tuple(curves))}",
+        hover=f"{hover}<br>{run_numbers(tuple(curves))}",
         data=list(zip(*data, strict=True)),
     )
 

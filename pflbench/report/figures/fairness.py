@@ -15,7 +15,7 @@ from pflbench.report.arrangement import Arranged, Row, busiest
 from pflbench.report.looks import PLUGGED, Look
 from pflbench.report.selection import Filters
 from pflbench.report.statistics import worst_tenth
-from pflbench.report.traces import GREY, Axis, Panel, Trace, Values, lettered, of_runs
+from pflbench.report.traces import GREY, Axis, Panel, Trace, Values, lettered, run_numbers
 from pflbench.report.web import Interactive
 from pflbench.store import rounds
 from pflbench.store.rounds import Clients
@@ -90,7 +90,7 @@ def _traces(row: Row, tested: Mapping[int, Clients], y: int) -> list[Trace]:
         named = f"<b>{web.text(row.label)}</b>, {hover}"
         return replace(kind, x=x, y=[y] * len(x), look=look, label="", group=kind.label, hover=named, data=data)
 
-    mean = f": %{{x:.2f}} %<br>{of_runs(tuple(tested))}"
+    mean = f": %{{x:.2f}} %<br>{run_numbers(tuple(tested))}"
     return [
         drawn(QUARTILES, [low, high], f"half of the clients: {low:.2f} to {high:.2f} %"),
         drawn(CLIENTS, accuracies, "client %{customdata[0]}: %{x:.2f} %<br>run %{customdata[1]}", of),

@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from pflbench.report import looks, render, style, web
 from pflbench.report.looks import Look
 from pflbench.report.selection import Filters, Observed, cut, first_seeds, observed_titles, spread
-from pflbench.report.traces import Axis, Panel, Trace, lettered, of_all, of_losses
+from pflbench.report.traces import Axis, Panel, Trace, lettered, loss_axis, with_one_loss_axis
 from pflbench.report.web import Interactive
 from pflbench.store import arrays, partitions
 
@@ -24,7 +24,7 @@ INITIALISED, TRAINED = Look(looks.COLOURS[1], "o", 0, 1), Look(looks.COLOURS[2],
 def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
     """A panel per run, of the first seed. Raises UserError without stored losses."""
     seen, notes = cut(*first_seeds(engine, filters, ARRAYS, COMMAND), filters)
-    panels = of_all([panel(engine, one) for one in seen], zero=True)
+    panels = with_one_loss_axis([panel(engine, one) for one in seen], zero=True)
     return render.drawing(panels, observed_titles(seen, named=True), caption(panels), notes)
 
 
@@ -62,5 +62,5 @@ def panel(engine: Engine, of: Observed) -> Panel:
         Trace([t + 1 for t in means], initialised, INITIALISED, "initialised local models", hover=hover),
         Trace(list(means), trained, TRAINED, "trained local models", hover=hover),
     )
-    y = of_losses("Training loss", [*initialised, *trained], zero=True)
+    y = loss_axis("Training loss", [*initialised, *trained], zero=True)
     return Panel(of.title, Axis("Round", whole=True), y, lines, (of.run.id,), (of.setting,))

@@ -14,7 +14,7 @@ from pflbench.report.arrangement import Arranged, Row, SharedSetting, busiest
 from pflbench.report.looks import Look
 from pflbench.report.selection import Filters
 from pflbench.report.tables.overhead import TOLERANCE
-from pflbench.report.traces import GREY, Axis, Panel, Trace, lettered, of_costs, of_runs
+from pflbench.report.traces import GREY, Axis, Panel, Trace, cost_axis, lettered, run_numbers
 from pflbench.report.web import Interactive
 from pflbench.store.rounds import costs
 
@@ -111,13 +111,13 @@ def panel(setting: SharedSetting, points: Sequence[Point], which: int) -> Panel:
             point.row.label,
             draws="markers",
             size=SIZES[k in best],
-            hover=f"{point.accuracy:.2f} %<br>{point.cost[0]:,.1f} s, {point.cost[1]:,.2f} MB<br>{of_runs(point.runs)}",
+            hover=f"{point.accuracy:.2f} %<br>{point.cost[0]:,.1f} s, {point.cost[1]:,.2f} MB<br>{run_numbers(point.runs)}",
         )
         for k, point in enumerate(points)
     ]
     return Panel(
         f"{setting.title}: {COSTS[which].partition(' (')[0].lower()}",
-        of_costs(COSTS[which], cost),
+        cost_axis(COSTS[which], cost),
         Axis("Test accuracy (%)"),
         [line, *marks],
         tuple(run for point in points for run in point.runs),

@@ -20,7 +20,7 @@ from pflbench.report.statistics import LEVEL
 from pflbench.report.style import COLUMN, PAGE
 from pflbench.report.tables import ranks
 from pflbench.report.tables.ranks import Ranks
-from pflbench.report.traces import GREY, Axis, Panel, Trace, of_runs
+from pflbench.report.traces import GREY, Axis, Panel, Trace, run_numbers
 from pflbench.report.web import Interactive
 
 if TYPE_CHECKING:
@@ -147,6 +147,6 @@ def _point(table: Ranks, i: int) -> Trace:
     row, best = table.rows[i], table.rows[0]
     hover = (
         f"<b>{web.text(row.label)}</b>: rank %{{x:.2f}}<br>mean over settings {table.accuracy[i].mean():.2f} %"
-        f"<br>p (Nemenyi) against {web.text(best.label)}: {table.nemenyi[i, 0]:.3g}<br>{of_runs(table.runs[i])}"
+        f"<br>p (Nemenyi) against {web.text(best.label)}: {table.nemenyi[i, 0]:.3g}<br>{run_numbers(table.runs[i])}"
     )
     return Trace([float(table.average[i])], [i], row.look, draws="markers", size=5.5, hover=hover)

@@ -191,8 +191,8 @@ def build(
     else:
         declared = places.filtered(declared, filters)
         wanted, rows = declared.wanted(std, ci, test, against), declared.lines
-        paper = (paper or "always") if declared.printed else "never"
-        shown = replace(declared, printed=paper != "never")
+        paper = (paper or "always") if declared.prints_values else "never"
+        shown = replace(declared, prints_values=paper != "never")
         columns, left = places.columns(engine, filters, shown, rule, wanted)
     columns = [replace(column, cells=cellular.mark_best(column.cells)) for column in columns]
     columns = [replace(c, majority=baselines.majority(engine, c.setting, metric) if c.setting else None) for c in columns]
@@ -272,11 +272,11 @@ def _notes(
         *stats.notes(wanted, [cell.n for cell in cells], [c.comparison for c in cells if c.comparison]),
     ]
     notes += selection.short_runs(rule, [cell.used for cell in cells])
-    if declared is not None and not declared.printed:
+    if declared is not None and not declared.prints_values:
         notes.append(_UNPRINTED)
     if declared is not None and declared.remark:
         notes.append(declared.remark)
-    if declared is None or not declared.printed:
+    if declared is None or not declared.prints_values:
         notes += protocol([column.setting for column in columns if column.setting])
     return notes + _paper_notes(rows, columns, declared)
 

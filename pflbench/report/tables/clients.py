@@ -18,7 +18,7 @@ from pflbench.report.selection import Filters
 from pflbench.report.statistics import OVER_CLIENTS, Comparison, Values
 from pflbench.report.tables.accuracy import protocol
 from pflbench.report.tables.grid import CellText, Column, Grid
-from pflbench.report.traces import of_runs
+from pflbench.report.traces import run_numbers
 from pflbench.store.rounds import by_client
 from pflbench.store.runs import Result, RoundRule
 
@@ -165,7 +165,7 @@ def build(engine: Engine, filters: Filters = Filters(), *, round_rule: str = "be
         )
     notes = _notes(rule, cells, found)
     if without:
-        notes.append(f"Left out, without results by client: {of_runs(without)}.")
+        notes.append(f"Left out, without results by client: {run_numbers(without)}.")
     notes += baselines.note(found, every, (*AGAINST, FINE_TUNED))
     return ClientTable(str(rule), found, cells, (*notes, *found.notes))
 

@@ -181,21 +181,20 @@ def build(engine: Engine, filters: Filters = Filters(), *, round_rule: str = "be
     rule = selection.parse(round_rule)
     found = filters.select(engine, rule)
     sides = _sides(engine, found)
-    everything = claims()
-    findings = {
-        (i, j): ClaimResult(sides[claim.better, j], sides[claim.worse, j])
-        for i, claim in enumerate(everything)
+    both = {
+        (claim, j): (sides[claim.better, j], sides[claim.worse, j])
+        for claim in claims()
         for j in range(len(found.settings))
-        if (claim.better, j) in sides and (claim.worse, j) in sides
+        if {(claim.better, j), (claim.worse, j)} <= sides.keys()
     }
-    if not findings:
+    if not both:
         raise NothingYet(
             "No two of these methods stand in a claim of the papers that is known here.",
             "Run two that do: pflbench run -m fedavg -m fedala -d digits",
         )
-    told = sorted({i for i, _ in findings})
-    shown = {(told.index(i), j): one for (i, j), one in findings.items()}
-    return EvidenceTable(rule, found, tuple(everything[i] for i in told), shown, tuple(_agreements(found, sides)))
+    shown = tuple(dict.fromkeys(claim for claim, _ in both))
+    findings = {(shown.index(claim), j): ClaimResult(*of) for (claim, j), of in both.items()}
+    return EvidenceTable(rule, found, shown, findings, tuple(_agreements(found, sides)))
 
 
 def _sides(engine: Engine, found: Arranged) -> dict[tuple[str, int], Side]:

@@ -70,7 +70,7 @@ def table_3() -> dict[str, dict[str, float | None]]:
 def formula(method: str) -> str:
     """'2 Σ'; plugging in ALA changes nothing. Nothing for a plug-in's method."""
     base = method.partition("+ala")[0]
-    printed = (value.setting["formula"] for value in papers.printed() if value.method == base and "formula" in value.setting)
+    printed = (value.setting["formula"] for value in papers.named_values() if value.method == base and "formula" in value.setting)
     plain = next(printed, "").replace("alpha_f", "α_f").replace("Sigma", "Σ").replace("*", " ").replace("+", " + ")
     return _OTHERS.get(base, plain)
 
