@@ -3,30 +3,13 @@
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pflbench.contract.small import federation
 from pflbench.engine.batched import batched_executor as executor
-from pflbench.engine.batched.layers import compute_together, track_statistics
+from pflbench.engine.batched.layers import compute_together
 
 CLIENTS, BATCH = 3, 7
-
-
-def test_statistics_stay_where_they_are_not_wanted():
-    norm = nn.BatchNorm1d(4).train()
-    compute_together(norm)
-    x = torch.randn(CLIENTS, BATCH, 4)
-    before = {name: buffer.expand(CLIENTS, *buffer.shape) for name, buffer in norm.named_buffers()}
-
-    def after(buffers, x):
-        functional_call(norm, buffers, (x,))
-        return buffers
-
-    for tracked in (False, True):
-        track_statistics(norm, tracked)
-        found = vmap(after)({name: rows.clone() for name, rows in before.items()}, x)
-        assert {torch.equal(found[name], rows) for name, rows in before.items()} == {not tracked}
 
 
 class Scaled(nn.Linear):

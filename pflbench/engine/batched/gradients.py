@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.utils.stateless import _reparametrize_module
 
 from pflbench.engine.batched.convolutions import convolutions
-from pflbench.engine.batched.layers import change_buffers_in_place, compute_together, cross_entropy, track_statistics
+from pflbench.engine.batched.layers import change_buffers_in_place, compute_together, cross_entropy
 from pflbench.engine.flat import Flat, in_type
 from pflbench.engine.requests import ALL, Loss, Objective, output
 from pflbench.engine.samples import Samples
@@ -154,7 +154,6 @@ class Gradients:
             per_step: Mapping[str, Tensor] = {},
         ) -> tuple[Named, Tensor, Tensor]:
             module.train()
-            track_statistics(module, True)
             # A convolution in groups needs contiguous kernels: else they would be copied both forward and backward.
             views = {k: v.contiguous() if v.dim() > IMAGES else v for k, v in self.flat.views(w).items()}
             x, y = self.batch(index)
@@ -180,7 +179,6 @@ class Gradients:
 
         def features(w: Tensor, b: Tensor, index: Tensor) -> Tensor:
             self.module.train(training)
-            track_statistics(self.module, False)
             out: Tensor = vmap(of_client)(self.flat.views(w), self._own_buffers(b), self.batch(index)[0])
             return out
 

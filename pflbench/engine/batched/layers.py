@@ -118,7 +118,6 @@ def _normalise_gradient(
 
 class _Norm(nn.modules.batchnorm._BatchNorm):
     operation = Operation(_normalise, 2, Operation(_normalise_gradient))
-    tracked = True  # the running statistics
 
     @staticmethod
     def suits(layer: nn.modules.batchnorm._BatchNorm) -> bool:
@@ -130,8 +129,7 @@ class _Norm(nn.modules.batchnorm._BatchNorm):
             return super().forward(x)
         arguments = x, self.weight, self.bias, self.eps
         normalised, mean, inverse = Together.apply(self.operation, *arguments)  # type: ignore[no-untyped-call]
-        if self.tracked:
-            self._track(mean, inverse, count)
+        self._track(mean, inverse, count)
         return normalised  # type: ignore[no-any-return]
 
     @torch.no_grad()
@@ -148,13 +146,6 @@ class _BatchNorm1d(_Norm, nn.BatchNorm1d):
 
 class _BatchNorm2d(_Norm, nn.BatchNorm2d):
     pass
-
-
-def track_statistics(module: nn.Module, tracked: bool) -> None:
-    """Sets whether the module's normalisations update their running statistics in training."""
-    for part in module.modules():
-        if isinstance(part, _Norm):
-            part.tracked = tracked
 
 
 # -- linear layers --------------------------------------------------------------------------------------------------------
