@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +17,6 @@ from pflbench.errors import UserError
 if TYPE_CHECKING:
     from pflbench.engine.federation import Federation
 
-LARGEST = "largest_gradient"
 FEATURES_AT_ONCE = 128  # of each client
 
 
@@ -166,31 +164,15 @@ def scan(
 ) -> requests.Scanned:
     """An inner loop other than plain SGD: carry <- step(grad, **carry, **given, **per_step) for every batch; see `Scan`.
 
-    carry: tensors [c, ...]. Raises Diverged for a non-finite loss, gradient or carry.
+    carry: tensors [c, ...]. Raises Diverged for a non-finite loss or carry.
     """
-    # A step that clips may hide an infinite gradient: so the largest absolute value of all gradients is carried along, [c, 1].
-    watched = {**carry, LARGEST: loop.base.new_zeros(len(loop.base), 1)}
-    own = partial(_watching, step=step)
     request = requests.Scan(
-        loop.plan, own, loop.base, watched, given, loop.buffers, loop.columns, per_step or {}, objective=objective
+        loop.plan, step, loop.base, carry, given, loop.buffers, loop.columns, per_step or {}, objective=objective
     )
     done = loop.executor.do(request)
     for value in (done.loss.unsqueeze(-1), *done.carry.values()):
         fed.require_finite(value, loop.clients, "an inner loop")
     return done
-
-
-def _watching(grad: requests.Grad, *, step: requests.Step, largest_gradient: Tensor, **rest: Tensor) -> dict[str, Tensor]:
-    """A step that also keeps the largest absolute value of its gradients."""
-    largest = largest_gradient
-
-    def noted(w: Tensor, part: int = 0, of: int = 0) -> Tensor:
-        nonlocal largest
-        G = grad(w, part, of)
-        largest = torch.maximum(largest, G.abs().amax(-1, keepdim=True))
-        return G
-
-    return {**step(noted, **rest), LARGEST: largest}
 
 
 def _head_suffices(fed: Federation, request: requests.Sgd) -> bool:

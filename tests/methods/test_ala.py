@@ -58,11 +58,11 @@ def root(output: Tensor, labels: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("engine", EXECUTORS)
-def test_an_infinite_gradient_behind_a_clip_is_noticed(engine: str) -> None:
+def test_an_inner_loop_that_diverges_names_the_client(engine: str) -> None:
     fed = by_hand(Quadratic(), np.zeros((4, 2)), (2, 2), engine, batch_size=2, loss=root)
 
     def step(grad: Any, *, w: Tensor, at: Tensor) -> dict[str, Tensor]:
-        return {"w": (w - grad(at)).nan_to_num(0).clamp(-1, 1)}
+        return {"w": w - grad(at)}
 
     S = fed.all_trainable()
     base = torch.tensor([[1.0, 1.0], [0.0, 0.0]]).double()
