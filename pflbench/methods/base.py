@@ -119,8 +119,8 @@ class Method(ABC):
         """Warnings about this method under a protocol, before a run begins. Raises UserError for an impossible combination."""
         yield from ()
 
-    def shared(self, fed: Federation) -> slice:
-        """The columns of a model that travel."""
+    def shared(self, fed: Federation) -> slice | Tensor:
+        """The columns of a model that travel. A tensor of their numbers where they do not lie side by side: then without ALA."""
         return slice(0, fed.flat.size)
 
     def uses_test_labels(self) -> bool:

@@ -37,8 +37,8 @@ class FedBN(ModelSplitting):
             )
         yield from ()
 
-    def travelling(self, fed: Federation) -> Tensor:
-        """The columns that travel, [P - P_BN]: they need not lie side by side."""
+    def shared(self, fed: Federation) -> Tensor:
+        """[P - P_BN]."""
         return fed.flat.outside_batch_norm.to(fed.device)
 
     def receive(self, fed: Federation, s: SplitState, S: Tensor) -> SplitState:
@@ -49,4 +49,4 @@ class FedBN(ModelSplitting):
     def welcome(self, fed: Federation, s: SplitState, new: Federation) -> Welcome:
         everyone = torch.arange(fed.size, device=fed.device)
         mean = fed.mean(s.theta, everyone)
-        return Welcome(new.everyone(mean.index_copy(0, self.travelling(fed), s.w)))
+        return Welcome(new.everyone(mean.index_copy(0, self.shared(fed), s.w)))

@@ -95,13 +95,13 @@ class FedCP(ModelSplitting):
     def model(self, backbone: nn.Module) -> nn.Module:
         return SplitFeatures(backbone, self.tau, self.test_noise)
 
-    def travelling(self, fed: Federation) -> Tensor:
+    def shared(self, fed: Federation) -> Tensor:
         """The base, the policy and the global head."""
         return base_with(fed, *SHARED)
 
     def receive(self, fed: Federation, s: SplitState, S: Tensor) -> SplitState:
         theta_S = s.theta[S]
-        theta_S[:, self.travelling(fed)] = fed.send(s.w, S)
+        theta_S[:, self.shared(fed)] = fed.send(s.w, S)
         theta_S[:, fed.flat.columns(["context"])] = F.normalize(self.contexts(fed, theta_S, S), dim=1)
         return SplitState(s.w, put(s.theta, S, theta_S))
 

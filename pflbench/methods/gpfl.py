@@ -101,13 +101,17 @@ class GPFL(Method):
     def model(self, backbone: nn.Module) -> nn.Module:
         return GuidedNet(backbone)
 
+    def shared(self, fed: Federation) -> Tensor:
+        """The base, the class embeddings and the valve."""
+        return base_with(fed, *SHARED)
+
     def init(self, fed: Federation) -> GPFLState:
         trained = torch.zeros(fed.size, dtype=torch.bool, device=fed.device)
-        return GPFLState(fed.initial()[base_with(fed, *SHARED)], fed.everyone(fed.initial()), trained)
+        return GPFLState(fed.initial()[self.shared(fed)], fed.everyone(fed.initial()), trained)
 
     def receive(self, fed: Federation, s: GPFLState, S: Tensor) -> GPFLState:
         gce, anchors, theta_S = fed.flat.columns(["gce"]), fed.flat.columns(["anchors"]), s.theta[S]
-        theta_S[:, base_with(fed, *SHARED)] = fed.send(s.w, S)
+        theta_S[:, self.shared(fed)] = fed.send(s.w, S)
         theta_S[:, anchors] = theta_S[:, gce]
         # A client that has not trained yet has no embeddings of its own; in round 1 its conditions are 0.
         anew = ~s.trained[S, None] & (fed.t > 1) | (self.conditions == "received")
@@ -118,7 +122,7 @@ class GPFL(Method):
         extra, anchors = fed.flat.columns(SHARED), fed.flat.columns(["anchors"])
         objective, penalty = partial(guided, lam=self.lam), partial(decay, mu=self.mu, start=extra.start, stop=extra.stop)
         theta_S = fed.sgd(s.theta[S], S, columns=slice(0, extra.stop), objective=objective, penalty=penalty)
-        w = fed.mean(fed.collect(theta_S[:, base_with(fed, *SHARED)], S, since=s.w), S, self.aggregation)
+        w = fed.mean(fed.collect(theta_S[:, self.shared(fed)], S, since=s.w), S, self.aggregation)
         theta_S[:, anchors.stop :] = means(fed, theta_S, S)
         return GPFLState(w, put(s.theta, S, theta_S), put(s.trained, S, torch.ones_like(s.trained[S])))
 

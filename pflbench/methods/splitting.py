@@ -22,23 +22,19 @@ class ModelSplitting(Method):
 
     aggregation: Aggregation  # a hyperparameter of each
 
-    def travelling(self, fed: Federation) -> slice | Tensor:
-        """The columns that are shared."""
-        return self.shared(fed)
-
     def init(self, fed: Federation) -> SplitState:
-        return SplitState(w=fed.initial()[self.travelling(fed)], theta=fed.everyone(fed.initial()))
+        return SplitState(w=fed.initial()[self.shared(fed)], theta=fed.everyone(fed.initial()))
 
     def receive(self, fed: Federation, s: SplitState, S: Tensor) -> SplitState:
         theta_S = s.theta[S]
         # ALA goes only with methods whose own columns lie above the shared ones.
         received = fed.load(fed.send(s.w, S), S, rest=theta_S[:, len(s.w) :])
-        theta_S[:, self.travelling(fed)] = fed.rows(received, S)
+        theta_S[:, self.shared(fed)] = fed.rows(received, S)
         return SplitState(s.w, put(s.theta, S, theta_S))
 
     def update(self, fed: Federation, s: SplitState, S: Tensor) -> SplitState:
         theta_S = self.train(fed, s, S)
-        w_S = fed.collect(theta_S[:, self.travelling(fed)], S, since=s.w)
+        w_S = fed.collect(theta_S[:, self.shared(fed)], S, since=s.w)
         return SplitState(fed.mean(w_S, S, self.aggregation), put(s.theta, S, theta_S))
 
     def train(self, fed: Federation, s: SplitState, S: Tensor) -> Tensor:
@@ -51,5 +47,5 @@ class ModelSplitting(Method):
     def first_models(self, fed: Federation, s: SplitState, new: Federation) -> Tensor:
         """For `welcome`: models with the shared columns, and the others as at the very beginning, [K, P]."""
         first = new.initial()
-        first[self.travelling(fed)] = s.w
+        first[self.shared(fed)] = s.w
         return new.everyone(first)

@@ -33,14 +33,13 @@ ROUNDING = 1e-5
 @dataclass
 class Seen:
     """What a run does while it goes on: the cohorts by round, the parameters of a model, and how many of them travel or are the
-    user's model; `whole`: of the server's model.
+    user's model.
     """
 
     cohort: dict[int, list[int]] = field(default_factory=dict)
     size: int = 0
     shared: int = 0
     net: int = 0
-    whole: int = 0
 
 
 @contextmanager
@@ -51,9 +50,8 @@ def watched(case: Case) -> Iterator[Seen]:
     class Watched(CommunicationRound):
         def receive(self, state: Any) -> Any:
             fed, cohort = self.reception, self.S.tolist()
-            shared = self.method.shared(fed)
-            seen.cohort[self.t], seen.size, seen.shared = cohort, fed.flat.size, shared.stop - shared.start
-            seen.net, seen.whole = fed.flat.head.stop, len(getattr(state, "w", ()))
+            seen.cohort[self.t], seen.size, seen.net = cohort, fed.flat.size, fed.flat.head.stop
+            seen.shared = len(torch.arange(fed.flat.size)[self.method.shared(fed)])
             receiving = receivers(case, cohort)
             # A row of what clients start from may still be that of the round before.
             with others_untouched(fed, state, {*receiving, *seen.cohort.get(self.t - 1, ())}) as result:
@@ -151,7 +149,7 @@ def sent(case: Case, seen: Seen, t: int) -> tuple[int, int]:
         most = case.spec.method.hyperparameters["M"]
         return P * (there if most == "all" else min(int(str(most)), there)), P
     own = {"local": (0, 0), "elastic": (P, 2 * P), "apple": (N * P, P), "scaffold": (2 * P, 2 * P)}
-    own |= {"fedpac": (seen.net, seen.net), **dict.fromkeys(("fedbn", "gpfl", "fedcp"), (seen.whole, seen.whole))}
+    own["fedpac"] = seen.net, seen.net
     return own.get(name, (seen.shared, seen.shared))
 
 
