@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 from support.cases import engines
+from support.f2 import f2, losses_at_e1
 from support.twins import close, module_of, near
 
 from pflbench.contract.small import federation, train
-from pflbench.contract.toy import EXECUTORS, f2, losses_at_e1, q2, rounds
+from pflbench.contract.toy import EXECUTORS, q2, rounds
 from pflbench.methods.apfl import APFL
 from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.feddyn import FedDyn

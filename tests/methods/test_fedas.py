@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from support.cases import engines
+from support.f2 import f2, losses_at_e1
 from support.twins import close, near, vector
 from torch.nn import functional as F
 
 from pflbench.contract.small import federation, train
-from pflbench.contract.toy import EXECUTORS, f2, losses_at_e1, rounds
+from pflbench.contract.toy import EXECUTORS, rounds
 from pflbench.methods.fedas import FedAS
 from pflbench.methods.fedper import FedPer
 

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 from support.cases import engines
+from support.f2 import TwoLayers, f2, fill, losses_at_e1
 from support.twins import close, near
 from torch.nn import functional as F
 
 from pflbench import methods
 from pflbench.contract.small import federation, in_a_pack, train
-from pflbench.contract.toy import EXECUTORS, TwoLayers, f2, fill, losses_at_e1, rounds
+from pflbench.contract.toy import EXECUTORS, rounds
 from pflbench.engine import rng
 from pflbench.methods import fedcp
 from pflbench.methods.fedcp import FedCP, SplitFeatures, gumbel

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 from support.cases import engines
+from support.f2 import f2, losses_at_e1
 from support.twins import close, near
 
 from pflbench import methods
 from pflbench.contract.small import federation, train
-from pflbench.contract.toy import EXECUTORS, f2, losses_at_e1, rounds
+from pflbench.contract.toy import EXECUTORS, rounds
 from pflbench.errors import UserError
 from pflbench.methods import fedpac
 from pflbench.methods.fedpac import FedPAC, head_weights

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from support.cases import engines
+from support.f2 import TwoLayers, f2, fill, losses_at_e1
 from support.twins import close, module_of, near
 from torch.nn import functional as F
 
 from pflbench.contract.small import federation, train
-from pflbench.contract.toy import EXECUTORS, TwoLayers, f2, fill, losses_at_e1, rounds
+from pflbench.contract.toy import EXECUTORS, rounds
 from pflbench.methods.gpfl import GPFL, GuidedNet, guided
 
 
