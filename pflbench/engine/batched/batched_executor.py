@@ -173,8 +173,6 @@ class BatchedExecutor(requests.BaseExecutor):
     def _class_sums(self, request: requests.SumByClass) -> Tensor:
         below = self.gradients.features(training=False)
         found = request.models.new_zeros(len(request.plan), self.flat.classes, self.flat.width + 1)
-        counts = np.array([len(samples) for samples in request.plan.order])
-        order = np.argsort(-counts, kind="stable")
         own = requests.Evaluate(request.plan, request.models, request.buffers)
 
         def sum_up(clients: np.ndarray) -> None:
@@ -188,15 +186,13 @@ class BatchedExecutor(requests.BaseExecutor):
                 sums[:live] += requests.by_class(features, self.samples.y[index], self.flat.classes)
             found[at] = sums
 
-        self.chunks.each("evaluation", order[counts[order] > 0], self.device, sum_up, self.programs.forget)
+        self._each_tested(request.plan, sum_up)
         return found
 
     @torch.no_grad()
     def _evaluate(self, request: requests.Evaluate) -> requests.Evaluated:
         correct = torch.zeros(len(request.plan), dtype=torch.int64, device=self.device)
         loss = torch.zeros(len(request.plan), dtype=torch.float64, device=self.device)
-        counts = np.array([len(samples) for samples in request.plan.order])
-        order = np.argsort(-counts, kind="stable")
         logits_of: dict[int, Tensor] = {}
 
         def test(clients: np.ndarray) -> None:
@@ -206,7 +202,7 @@ class BatchedExecutor(requests.BaseExecutor):
             (correct[at], loss[at]), logits = self._tested(request, layout, further)
             logits_of.update(zip(clients.tolist(), logits, strict=False))
 
-        self.chunks.each("evaluation", order[counts[order] > 0], self.device, test, self.programs.forget)
+        self._each_tested(request.plan, test)
         return requests.Evaluated.of(correct, loss, logits_of)
 
     def _tested(self, request: requests.Evaluate, layout: Layout, further: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -327,6 +323,12 @@ class BatchedExecutor(requests.BaseExecutor):
             do(torch.from_numpy(clients).to(self.device), mine)
 
         self.chunks.each("training", order[steps[order] > 0], self.device, of_chunk, self.programs.forget)
+
+    def _each_tested(self, plan: Plan, do: Callable[[np.ndarray], None]) -> None:
+        """Calls `do` with a chunk of the plan's clients, chunk by chunk, those with most samples first."""
+        counts = np.array([len(samples) for samples in plan.order])
+        order = np.argsort(-counts, kind="stable")
+        self.chunks.each("evaluation", order[counts[order] > 0], self.device, do, self.programs.forget)
 
     @property
     def _data(self) -> tuple[int, ...]:
