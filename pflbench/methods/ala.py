@@ -44,7 +44,7 @@ def weight_step(grad: Grad, *, W: Tensor, local: Tensor, received: Tensor, eta: 
 class ALA:
     """Element-wise learned mixing of a received and a local model in the top p blocks; lower blocks are overwritten."""
 
-    version: ClassVar[int] = 1
+    version = 1
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedala2022": {"drop_last": True}}
 
     eta: float = hyper(1.0, "rate of weight learning", ge=0, search=(0.1, 1.0, 10.0))

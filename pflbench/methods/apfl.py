@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -54,7 +53,7 @@ class APFL(FedAvg):
     category = "personalized FL: personalized aggregation"
     tested_model = "personal"
     optimizer_refused = "its own model descends at the rate lr * alpha, and alpha by SGD"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"pfllib2025": {"variant": "pfllib", "alpha": 1.0}}
+    presets = {"pfllib2025": {"variant": "pfllib", "alpha": 1.0}}
 
     alpha: float = hyper(0.5, "share of the own model before round 1", ge=0, le=1)
     adaptive: bool = hyper(True, "learn alpha")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ class MessagePassing(Method):
     category = "personalized FL: personalized aggregation"
     upload_refused = "its server and its clients have one copy of each client's model"
     depends_on_cohort = True
-    ala_decides: ClassVar[Mapping[str, Any]] = {"start": "cloud"}
+    ala_decides = {"start": "cloud"}
     shared_models = ()  # a client's BatchNorm buffers belong to its personal model, which no other client gets
 
     alpha_k: float = hyper(1000.0, "step size of the server on the attention term", gt=0, search=(10000, 1000, 100, 10, 1, 0.1))
@@ -127,9 +127,9 @@ class FedAMP(MessagePassing):
     title = "FedAMP"
     algorithm = "Algorithm 1"
     # With the published values this diverges in round 3.
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedala2022": {"self_term": "prev_cloud"}}
+    presets = {"fedala2022": {"self_term": "prev_cloud"}}
     # Its clients train on from their own model: ALA's result takes its place, as if W = 0 became W = 1 and began to learn.
-    ala_decides: ClassVar[Mapping[str, Any]] = {"start": "cloud", "xi_clip": True}
+    ala_decides = {"start": "cloud", "xi_clip": True}
 
     sigma: float = hyper(0.1, "scale of A(x) = 1 - exp(-x / sigma)", gt=0, search=(1, 0.5, 0.1, 0.05, 0.01))
     self_term: Literal["own", "prev_cloud"] = hyper("own", "xi_ii weighs w_i, or as in PFLlib of 2022 the previous u_i")

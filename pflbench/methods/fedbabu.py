@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -35,7 +35,7 @@ class FedBABU(Method):
     tested_model = "finetuned"
     random_test = True
     ala_refused = "it fine-tunes the received model, and nothing of a client's own is left that ALA could mix"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"pfllib2025": {"evaluate": "global", "finetune_epochs": 10}}
+    presets = {"pfllib2025": {"evaluate": "global", "finetune_epochs": 10}}
 
     finetune_epochs: int = hyper(5, "F, epochs of fine-tuning before each test", ge=0)
     finetune: Part = hyper("full", "what is fine-tuned: all of the model, its head, or its body below the head")

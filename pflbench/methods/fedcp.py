@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -82,7 +81,7 @@ class FedCP(ModelSplitting):
     own_parts = "a policy, 2 h² + 6 h parameters, shared; and a copy of the head that is not trained"
     random_test = True
     ala_refused = "features are held at those of the received base, which ALA would replace"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"pfllib2025": {"context": "random1"}}
+    presets = {"pfllib2025": {"context": "random1"}}
 
     lam: float = hyper(5.0, "weight of the MMD between the features of the trained and the received base", ge=0)
     tau: float = hyper(1.0, "temperature of the shares", gt=0)

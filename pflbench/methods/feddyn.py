@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -38,7 +36,7 @@ class FedDyn(Method):
     algorithm = "Algorithm 1"
     category = "traditional FL: regularisation"
     ala_refused = "the linear term is made of theta_i - Theta, which would hold ALA's mixing, too"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"pfllib2025": {"alpha": 1.0}}
+    presets = {"pfllib2025": {"alpha": 1.0}}
 
     alpha: float = hyper(0.01, "weight of the linear and the quadratic term", gt=0, search=(0.1, 0.01, 0.001))
     scale: bool = hyper(False, "as in the authors' code: alpha_i = alpha * (mean n) / n_i in a client's steps")

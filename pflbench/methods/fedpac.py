@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -71,7 +71,7 @@ class FedPAC(Method):
     algorithm = "Algorithm 1"
     category = "personalized FL: prototypes and classifier collaboration"
     own_parts = "K prototypes of h numbers, not trained"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"pfllib2025": {"prototypes": "uniform"}}
+    presets = {"pfllib2025": {"prototypes": "uniform"}}
 
     lam: float = hyper(1.0, "weight of the features' distance to the prototypes", ge=0)
     head_epochs: int = hyper(1, "epochs of training the head, before those of the base", ge=1)

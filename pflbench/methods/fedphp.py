@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -56,7 +55,7 @@ class FedPHP(FedAvg):
     venue = "ECML PKDD 2021"
     algorithm = "Algorithm 1"
     category = "personalized FL: rule-based aggregation"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedala2022": {"variant": "fedala2022"}}
+    presets = {"fedala2022": {"variant": "fedala2022"}}
 
     variant: Literal["paper", "fedala2022"] = hyper("paper", "an inherited private model, or moving-average initialisation")
     mu: float = hyper(0.9, "final weight of the client's own past", ge=0, le=1, search=tuple(k / 10 for k in range(11)))

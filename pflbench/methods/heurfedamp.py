@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,9 +21,7 @@ class HeurFedAMP(MessagePassing):
     title = "HeurFedAMP"
     algorithm = "Algorithm 1, with heuristic weights"
     # As in its authors' code.
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "heurfedamp2021": {"alpha_k": 10_000.0, "alpha_decay": 0.1, "alpha_every": 30, "sigma": 25.0}
-    }
+    presets = {"heurfedamp2021": {"alpha_k": 10_000.0, "alpha_decay": 0.1, "alpha_every": 30, "sigma": 25.0}}
 
     # With FedAMP's alpha_k the pull to a cloud model that is not started from is nothing: HeurFedAMP would be Local.
     start: Literal["own", "cloud"] = hyper("cloud", "local training starts from the client's own model, or from its cloud model")

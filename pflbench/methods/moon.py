@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -53,7 +51,7 @@ class MOON(FedAvg):
     venue = "CVPR 2021"
     algorithm = "Algorithm 1"
     category = "traditional FL: regularisation"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"pfllib2025": {"tau": 1.0}}
+    presets = {"pfllib2025": {"tau": 1.0}}
 
     mu: float = hyper(1.0, "weight of the contrastive term", ge=0, search=(0.1, 1, 5, 10))
     tau: float = hyper(0.5, "temperature of the contrastive term", gt=0)

@@ -5,11 +5,10 @@ What that paper leaves open about learning the strategy is as in AdaShare (Sun e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -108,7 +107,7 @@ class PartialFed(FedAvg):
     algorithm = "adaptive strategy"
     category = "personalized FL: learned aggregation"
     shared_models = ()  # theta_i is tested as its client left it, and so are its BatchNorm buffers
-    ala_decides: ClassVar[Mapping[str, Any]] = {"start": "received"}
+    ala_decides = {"start": "received"}
     optimizer_refused = "its batches train the model, by SGD from a mixture, and the strategy, by Adam, in turn"
 
     tau: float = hyper(5.0, "temperature of the Gumbel softmax in round 1", gt=0)

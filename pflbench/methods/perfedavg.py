@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ class PerFedAvg(FedAvg):
     tested_model = "adapted"
     random_test = True
     optimizer_refused = "its meta-step follows one of SGD through the gradient"
-    presets_on_test_labels: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedala2022": {"adapt_on": "test2022"}}
+    presets_on_test_labels = {"fedala2022": {"adapt_on": "test2022"}}
 
     hessian: Literal["fo", "hf"] = hyper("fo", "the second-order term: left out (FO), or by finite differences (HF)")
     alpha: Rate | Literal["lr"] = hyper("lr", "rate of the adaptation step; lr: the local learning rate")

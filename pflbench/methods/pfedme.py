@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ class PFedMe(FedAvg):
     algorithm = "Algorithm 1"
     category = "personalized FL: additional personal model"
     optimizer_refused = "w follows theta by the gradient of the Moreau envelope, and theta has a rate of its own"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedala2022": {"evaluate": "w"}}
+    presets = {"fedala2022": {"evaluate": "w"}}
 
     eta_p: float = hyper(0.01, "step size of the personal model", gt=0, search=(0.1, 0.01, 0.001, 0.0001))
     beta: float = hyper(1.0, "the server moves this share of the way to the mean of the w_i", gt=0, search=(0.1, 0.5, 0.9, 1.0))
