@@ -6,7 +6,6 @@ Only this module, engine.memory and captured steps (engine.batched.program) dist
 from __future__ import annotations
 
 import re
-import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ import torch
 from pflbench import environment
 
 UPDATE = "Update the driver, or install a PyTorch that was built for its CUDA."
-_here = threading.local()
 
 warnings.filterwarnings("ignore", message="CUDA initialization: The NVIDIA driver on your system is too old")  # outdated_driver
 
@@ -84,17 +82,10 @@ def one_thread() -> Iterator[None]:
     Sums are then added up in the same order each time, on any number of cores. PyTorch keeps the number of threads for each
     thread of a program, and a new one begins with the machine's number until its first large operation: the number of threads of
     a product, and so its last digits, would depend on earlier operations. Several cores are kept busy by clients side by side.
-
-    Contexts may overlap: the last to end restores the number from before the first.
     """
-    depth = getattr(_here, "depth", 0)
-    if depth == 0:
-        _here.before = torch.get_num_threads()
-    _here.depth = depth + 1
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        _here.depth -= 1
-        if _here.depth == 0:
-            torch.set_num_threads(_here.before)
+        torch.set_num_threads(before)

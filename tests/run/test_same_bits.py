@@ -8,10 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import torch
 from support.command import ROOT, TESTS, environment
-
-from pflbench.engine.devices import one_thread
 
 # Steps, inner loops, features of the head, matrices of all clients, initial stages.
 SOME = ["fedavg", "pfedme", "fedrep", "apple", "fedala", "ditto+ala"]
@@ -36,23 +33,6 @@ def test_rows_are_the_same_bits_with_any_number_of_workers_and_threads():
         one, two = pool.map(lambda threads: digests(["fedala"], 3, 0, threads), (1, 2))
     assert one.keys() == {"client", "fedala"}
     assert one == two
-
-
-@pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
-def test_of_overlapping_users_of_one_thread_the_last_restores(two_threads):
-    first, second = one_thread(), one_thread()
-    first.__enter__(), second.__enter__()
-    first.__exit__(None, None, None)
-    assert torch.get_num_threads() == 1
-    second.__exit__(None, None, None)
-    assert torch.get_num_threads() == 2
 
 
 @pytest.mark.slow
