@@ -81,6 +81,5 @@ class Values(nn.Module):
 
 def base_with(fed: Federation, *parts: str) -> Tensor:
     """The columns of the model below its head and of these further parts: what a method with personal heads sends."""
-    extra = fed.flat.columns(parts)
-    below, beside = (torch.arange(part.start, part.stop) for part in (slice(0, fed.flat.head.start), extra))
-    return torch.cat([below, beside]).to(fed.device)
+    columns = torch.arange(fed.flat.size, device=fed.device)
+    return torch.cat([columns[: fed.flat.head.start], columns[fed.flat.columns(parts)]])

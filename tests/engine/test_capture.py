@@ -153,7 +153,7 @@ def test_a_graph_that_memory_is_too_small_for_is_no_reason_to_make_steps_without
     with pytest.raises(torch.OutOfMemoryError, match="CUDA error: out of memory"):
         train(make("fedavg"), fed, 1)
     assert [shortage.clients for shortage in fed.executor.chunks.shortages] == [7, 3]
-    assert not fed.executor.programs.apart
+    assert not fed.executor.programs.uncaptured
 
 
 # -- what cannot be captured ----------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def test_a_step_that_reads_numbers_is_made_without_capture_and_said():
     """It is never tried: a capture that fails leaves a mess on a GPU."""
     fed = captured(how=Failing(AssertionError("tried")))
     torch.testing.assert_close(fit(fed, strength=0.1), fit(federation(n=SPREAD), strength=0.1), rtol=0, atol=1e-10)
-    (reason,) = fed.executor.programs.apart
+    (reason,) = fed.executor.programs.uncaptured
     line = looks.__code__.co_firstlineno + 3
     assert reason == f"not captured: aten::_local_scalar_dense waits for the device (looks, test_capture.py:{line})"
 
@@ -191,7 +191,7 @@ class FailingAtFirst(Recorded):
 def test_a_step_whose_warm_up_fails_is_made_without_capture_and_said():
     fed = captured(how=FailingAtFirst())
     assert_same(train(make("fedavg"), fed, 2), train(make("fedavg"), federation(n=SPREAD), 2), 1e-10)
-    assert list(fed.executor.programs.apart) == ["not captured: RuntimeError: Failed to find C compiler."]
+    assert list(fed.executor.programs.uncaptured) == ["not captured: RuntimeError: Failed to find C compiler."]
 
 
 def test_a_run_says_once_that_steps_are_not_captured_and_why(shell, monkeypatch):
@@ -216,7 +216,7 @@ class Idle(Recorded):
 def test_a_program_that_gives_other_numbers_is_not_used():
     fed = captured(how=Idle())
     assert_same(train(make("fedala"), federation(n=SPREAD), 2), train(make("fedala"), fed, 2), 1e-10)
-    assert list(fed.executor.programs.apart) == ["not captured: the program gave other numbers"]
+    assert list(fed.executor.programs.uncaptured) == ["not captured: the program gave other numbers"]
 
 
 def test_numbers_that_change_from_request_to_request_are_not_captured_for_ever(monkeypatch):
@@ -228,7 +228,7 @@ def test_numbers_that_change_from_request_to_request_are_not_captured_for_ever(m
         for strength in torch.linspace(0, 0.1, 5, dtype=fed.dtype):
             given = strength if as_tensors else float(strength)
             rows = fed.at(1).sgd(rows, S, penalty=proximal, anchor=anchor, strength=given)
-        assert as_tensors != any("give numbers that change as tensors" in reason for reason in fed.executor.programs.apart)
+        assert as_tensors != any("give numbers that change as tensors" in reason for reason in fed.executor.programs.uncaptured)
 
 
 def test_steps_are_captured_on_a_gpu_alone():

@@ -81,13 +81,13 @@ def test_the_numbers_of_a_table_by_itself(classes, dtype):
     tokens = torch.randint(12, (CLIENTS, BATCH, POSITIONS), generator=drawn)
     gradient = torch.randn(CLIENTS, BATCH, POSITIONS, 32, generator=drawn, dtype=dtype)
     gradient[2] = torch.nan
-    over = torch.tensor([False, False, True, False])
+    finished = torch.tensor([False, False, True, False])
     expected = rows.clone()
     for client in (0, 1, 3):
         table = flat.views(expected)["embedding.weight"][client]
         for token, change in zip(tokens[client].flatten(), (gradient[client] * -0.1).flatten(0, 1), strict=True):
             if token != module.embedding.padding_idx:
                 table[token] += change
-    lookup.descend(flat.views(rows[:CLIENTS])["embedding.weight"], tokens, gradient, 0.1, over)
+    lookup.descend(flat.views(rows[:CLIENTS])["embedding.weight"], tokens, gradient, 0.1, finished)
     assert torch.equal(rows, expected)
     assert (tokens == module.embedding.padding_idx).any()

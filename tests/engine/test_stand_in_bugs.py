@@ -41,15 +41,15 @@ def _apart(steps: dict[str, int]) -> str:
 
 def failing(world: World, **_: Any) -> str:
     """Of a step that fails in a capture alone, which is then made without."""
-    whole = executor._of
+    whole = executor._of_unfinished
 
-    def fails(over: torch.Tensor | None, loss: torch.Tensor) -> torch.Tensor:
+    def fails(finished: torch.Tensor | None, loss: torch.Tensor) -> torch.Tensor:
         if torch.pygpu.is_current_stream_capturing():
             loss.sum().item()
-        return whole(over, loss)
+        return whole(finished, loss)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executor, "_of", fails)
+        patch.setattr(executor, "_of_unfinished", fails)
         assert "apart" in rounds(world)
     return "another stream is the current one" * (world.stream(0) is not world.gpus[0].default)
 
@@ -130,7 +130,7 @@ BUGS = {
         "non-finite", [(Program, "load", "mine[:count].copy_(tensor(given[name]))", "pass")], rounds, {"name": "fedphp+ala"}
     ),
     "another tensor says who is at work": Bug(
-        "given back", [(Program, "_set", "self.over.copy_(self", "self.over = torch.clone(self")]
+        "given back", [(Program, "_set", "self.finished.copy_(self", "self.finished = torch.clone(self")]
     ),
     "what the capture did stays": Bug("off", [(program, "_set_back", "state[name].copy_(value)", "pass")]),
     "samples known by their shape alone": Bug("off|given back", [_NOT_KEPT, _BY_SHAPE], rounds, {"name": "fedrep"}),
@@ -174,7 +174,7 @@ def test_a_wait_in_every_step_is_counted(monkeypatch):
     waits = []
     for fault in (False, True):
         if fault:
-            plant(monkeypatch, Program, "make", "call()", "call(), float(self.over.sum())")
+            plant(monkeypatch, Program, "make", "call()", "call(), float(self.finished.sum())")
         with plugged_in() as world:
             found = compare(world, "fedavg")
             waits.append(found.waited)

@@ -115,11 +115,11 @@ def test_after_a_capture_that_failed(old, monkeypatch):
     with plugged_in(torch_before_2_13=old):
         fed = small("mlp", "captured", "pygpu:0")
         assert_as_the_loop(fed, waits_unseen, anchor=torch.zeros(fed.flat.size, dtype=fed.dtype))
-        first = next(iter(fed.executor.programs.apart))
+        first = next(iter(fed.executor.programs.uncaptured))
         assert "operation not permitted when stream is capturing: synchronize at" in first
         other = small("mlp", "captured", "pygpu:0")
         assert_trains(other)
-        assert ["captures_underway" in reason for reason in other.executor.programs.apart] == [True] * old
+        assert ["captures_underway" in reason for reason in other.executor.programs.uncaptured] == [True] * old
         short_of_memory(monkeypatch, 2)
         other.executor.programs.forget()
         assert_trains(other)
@@ -131,4 +131,4 @@ def test_a_number_that_is_given_on_the_host_is_not_kept_as_it_was_once():
         fed = small("mlp", "captured", "pygpu:0")
         for by in (0.1, 0.3):
             assert_as_the_loop(fed, scaled, by=torch.tensor(by, dtype=fed.dtype))
-        assert not fed.executor.programs.apart
+        assert not fed.executor.programs.uncaptured

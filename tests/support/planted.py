@@ -17,7 +17,7 @@ _RATE = "lr = None if isinstance(request.lr, Tensor) else request.lr"
 _ADDED = "self._graphs.add(graph)"
 FROZEN_RATE = (BatchedExecutor, "_sgd", _RATE, "lr = vars(self).setdefault('first_rate', float(request.lr))")
 ONE_STEP_MORE = (Program, "_set", "self.finished_masks[block.first]", "self.finished_masks[min(block.first + 1, self.count)]")
-OTHER_STATISTICS = (BatchedExecutor, "_own_step", "_keep(b[:, of], after, over)", "_keep(b[:, 0], after, over)")
+OTHER_STATISTICS = (BatchedExecutor, "_own_step", "_keep(b[:, of], after, finished)", "_keep(b[:, 0], after, finished)")
 DEAD_POOL = (Graph, "__call__", _ADDED, f"{_ADDED}; self._pool = lambda kept=graph.pool(): kept")
 
 

@@ -242,7 +242,7 @@ class BatchedExecutor(requests.BaseExecutor):
         sums = [e.name for e in self.flat.within(summed)]
 
         def advance(state: Named, given: requests.StepArguments, inputs: Inputs) -> None:
-            w, b, over = state[MODELS], state[BUFFERS], inputs.over
+            w, b, finished = state[MODELS], state[BUFFERS], inputs.finished
             mine = dict(given)
             rate: Any = mine.pop(RATE, lr)
             compared = [mine.pop(REFERENCE.format(i)) for i in range(references)]
@@ -250,34 +250,34 @@ class BatchedExecutor(requests.BaseExecutor):
             if penalty is not None:
                 correction, value = penalty(w, **requests.unwrap(mine))
                 loss = loss + value
-            _keep(b, after, over)
-            state[LOSS].add_(_of(over, loss))
+            _keep(b, after, finished)
+            state[LOSS].add_(_of_unfinished(finished, loss))
             sum_so_far = w[:, summed] + torch.cat([grads[name].reshape(len(w), -1) for name in sums], dim=1) if sums else None
             if optimizer is not None:
                 g = torch.cat([grads[e.name].reshape(len(w), -1) for e in self.flat.within(columns)], dim=1)
                 g = g if penalty is None else g.add_(correction[..., columns])
                 moved, moments = optimizer.step(w[:, columns], g, rate, state)
                 for kept, value in ((w[:, columns], moved), *((state[name], value) for name, value in moments.items())):
-                    _keep(kept, value, over)
+                    _keep(kept, value, finished)
             else:
                 descend(w, grads, rate, inputs)
                 if penalty is not None:
-                    _subtract(w[..., columns], correction[..., columns], rate, over)
+                    _subtract(w[..., columns], correction[..., columns], rate, finished)
             if sum_so_far is not None:
-                _keep(w[:, summed], sum_so_far, over)
+                _keep(w[:, summed], sum_so_far, finished)
 
         def descend(w: Tensor, grads: Named, rate: Any, inputs: Inputs) -> None:
-            views, over = self.flat.views(w, columns), inputs.over
+            views, finished = self.flat.views(w, columns), inputs.finished
             if lookup is not None:
                 tokens, _ = self.samples.batch(inputs.index)
-                lookup.descend(views.pop(lookup.name), tokens, grads.pop(lookup.name), rate, over)
+                lookup.descend(views.pop(lookup.name), tokens, grads.pop(lookup.name), rate, finished)
             for name, view in views.items():
-                if over is None or view[0].numel() >= LARGE:
-                    _subtract(view, grads.pop(name), rate, over)
-            if over is not None:  # together, in few kernels: most are small
+                if finished is None or view[0].numel() >= LARGE:
+                    _subtract(view, grads.pop(name), rate, finished)
+            if finished is not None:  # together, in few kernels: most are small
                 for run in side_by_side(e for e in self.flat.within(columns) if e.name in grads):
                     together = torch.cat([grads[e.name].reshape(len(w), -1) for e in run], dim=1)
-                    _subtract(w[:, run[0].start : run[-1].stop], together.masked_fill_(over[:, None], 0), rate, None)
+                    _subtract(w[:, run[0].start : run[-1].stop], together.masked_fill_(finished[:, None], 0), rate, None)
 
         return advance
 
@@ -285,7 +285,7 @@ class BatchedExecutor(requests.BaseExecutor):
         """One step of a method's own inner loop."""
 
         def advance(state: Named, given: requests.StepArguments, inputs: Inputs) -> None:
-            w, b, over = state[MODELS], state[BUFFERS], inputs.over
+            w, b, finished = state[MODELS], state[BUFFERS], inputs.finished
             pieces = inputs.index.tensor_split(parts, dim=1)
             losses: list[Tensor] = []
 
@@ -296,16 +296,16 @@ class BatchedExecutor(requests.BaseExecutor):
                 else:
                     w[:, columns] = at
                 grads, loss, after = gradients(rows, b[:, of], pieces[part], (), inputs.weights)
-                _keep(b[:, of], after, over)
+                _keep(b[:, of], after, finished)
                 losses.append(loss)
                 return torch.cat([g.reshape(len(w), -1) for g in grads.values()], dim=1)
 
             carry = {k: v for k, v in state.items() if k not in (MODELS, BUFFERS, LOSS, LAST)}
             values = step(grad, **carry, **requests.unwrap(given), **inputs.each)
-            for name, value in _apart(values, carry).items():
-                _keep(state[name], value, over)
-            _keep(state[LAST], losses[0], over)
-            state[LOSS].add_(_of(over, losses[0]))
+            for name, value in _unaliased(values, carry).items():
+                _keep(state[name], value, finished)
+            _keep(state[LAST], losses[0], finished)
+            state[LOSS].add_(_of_unfinished(finished, losses[0]))
 
         return advance
 
@@ -336,33 +336,33 @@ class BatchedExecutor(requests.BaseExecutor):
         return self.samples.x.data_ptr(), self.samples.y.data_ptr(), *self.samples.x.shape
 
 
-def _subtract(of: Tensor, what: Tensor, rate: float | Tensor, over: Tensor | None) -> None:
-    sgd_step(of, what if over is None else what.masked_fill(_beside(over, of), 0), rate, out=of)
+def _subtract(of: Tensor, what: Tensor, rate: float | Tensor, finished: Tensor | None) -> None:
+    sgd_step(of, what if finished is None else what.masked_fill(_beside(finished, of), 0), rate, out=of)
 
 
-def _of(over: Tensor | None, loss: Tensor) -> Tensor:
+def _of_unfinished(finished: Tensor | None, loss: Tensor) -> Tensor:
     """The loss, 0 for clients that have finished."""
-    return loss if over is None else loss.masked_fill(over, 0)
+    return loss if finished is None else loss.masked_fill(finished, 0)
 
 
-def _keep(of: Tensor, what: Tensor, over: Tensor | None) -> None:
+def _keep(of: Tensor, what: Tensor, finished: Tensor | None) -> None:
     """Writes `what` into `of`, but not in the rows of clients that have finished."""
     if not of.numel():
         return
-    if over is None:
+    if finished is None:
         of.copy_(what)
     elif what.dtype == of.dtype:
-        torch.where(_beside(over, of), of, what, out=of)
+        torch.where(_beside(finished, of), of, what, out=of)
     else:
-        of.copy_(torch.where(_beside(over, of), of, what))
+        of.copy_(torch.where(_beside(finished, of), of, what))
 
 
-def _beside(over: Tensor, rows: Tensor) -> Tensor:
-    """over [c] as [c, 1, ...], to go with rows [c, ...]."""
-    return over.view(-1, *[1] * (rows.dim() - 1))
+def _beside(finished: Tensor, rows: Tensor) -> Tensor:
+    """finished [c] as [c, 1, ...], to go with rows [c, ...]."""
+    return finished.view(-1, *[1] * (rows.dim() - 1))
 
 
-def _apart(values: Named, carry: Named) -> Named:
+def _unaliased(values: Named, carry: Named) -> Named:
     """A step's results, copied where they share memory with its carry, which is overwritten value by value."""
     given = {tensor.untyped_storage()._cdata for tensor in carry.values()}
     return {name: v.clone() if v.untyped_storage()._cdata in given else v for name, v in values.items()}

@@ -60,8 +60,8 @@ class Lookup:
         """weight [c, V, d], tokens [c, b, positions] -> [c, b, positions, d]."""
         return weight[_clients(tokens), tokens]
 
-    def descend(self, weight: Tensor, tokens: Tensor, gradient: Tensor, lr: float | Tensor, over: Tensor | None) -> None:
-        """Subtracts lr times the vectors' gradient from their rows, except for padding and for finished clients (`over` [c]).
+    def descend(self, weight: Tensor, tokens: Tensor, gradient: Tensor, lr: float | Tensor, finished: Tensor | None) -> None:
+        """Subtracts lr times the vectors' gradient from their rows, except for padding and for finished clients [c].
 
         A GPU sorts and adds up repeated rows in the same order every time, but copies a tensor that is not contiguous: so the
         rows of all models are addressed as one contiguous table of pieces, whose size divides both a vector and a model. The
@@ -69,16 +69,16 @@ class Lookup:
         """
         change = gradient * -lr
         unchanged = None if self.padding is None else tokens == self.padding
-        if over is not None:
-            finished = over[:, None, None]
-            unchanged = finished if unchanged is None else unchanged | finished
+        if finished is not None:
+            theirs = finished[:, None, None]
+            unchanged = theirs if unchanged is None else unchanged | theirs
         if unchanged is not None:
             change.masked_fill_(unchanged.unsqueeze(-1), 0)
-        (clients, vocabulary, width), apart = weight.shape, weight.stride(0)
-        piece = math.gcd(width, apart)
-        pieces = ((clients - 1) * apart + vocabulary * width) // piece
+        (clients, vocabulary, width), stride = weight.shape, weight.stride(0)
+        piece = math.gcd(width, stride)
+        pieces = ((clients - 1) * stride + vocabulary * width) // piece
         table = weight.as_strided((pieces, piece), (piece, 1))
-        first = (_clients(tokens) * (apart // piece) + tokens * (width // piece)).unsqueeze(-1)
+        first = (_clients(tokens) * (stride // piece) + tokens * (width // piece)).unsqueeze(-1)
         at = first + torch.arange(width // piece, device=tokens.device)
         torch.ops.aten._index_put_impl_(table, [at], change.reshape(*at.shape, piece), True, True)
 
@@ -162,8 +162,8 @@ class Gradients:
             params = {k: v for k, v in views.items() if k in trained}
             constants = {k: v for k, v in views.items() if k not in trained}
             compared = tuple(self.flat.views(r) for r in references)
-            over = (0, 0, 0, 0, 0, 0, None if weights is None else 0, 0)
-            per_client = vmap(grad_and_value(loss_of, has_aux=True), in_dims=over)
+            dims = (0, 0, 0, 0, 0, 0, None if weights is None else 0, 0)
+            per_client = vmap(grad_and_value(loss_of, has_aux=True), in_dims=dims)
             grads, (loss, after) = per_client(params, constants, self._own_buffers(b), x, y, compared, weights, per_step)
             buffers = [after[entry.name].reshape(len(b), -1).to(b.dtype) for entry in self.flat.buffers]
             return grads, loss, torch.cat(buffers, dim=1) if buffers else b

@@ -101,7 +101,7 @@ def capture(name: str, device: torch.device) -> Capture | None:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of one step. over: True for clients that have finished and must not change, [c]; None if all make it.
+    """Inputs of one step. finished: True for clients that have finished and must not change, [c]; None if all make it.
 
     Their rows are selected, not multiplied by 0: a further step of theirs may give no finite number.
     each: arguments of this step by name, [c, ...].
@@ -109,7 +109,7 @@ class Inputs:
 
     index: Tensor
     weights: Tensor | None
-    over: Tensor | None
+    finished: Tensor | None
     each: Named
 
 
@@ -135,7 +135,7 @@ class Program:
         self.given = {k: _copy(v, mine) for k, v in given.items()}
         self.each = {k: mine(v[:, 0]) for k, v in each.items()}
         self.count = len(first)
-        self.over = mine(torch.empty(self.count, dtype=torch.bool, device=first.device))
+        self.finished = mine(torch.empty(self.count, dtype=torch.bool, device=first.device))
         self.finished_masks = torch.ones(self.count + 1, self.count, dtype=torch.bool, device=first.device).triu()
         self.calls: dict[tuple[int, int, bool], tuple[Call | None, str]] = {}
         self.inputs: dict[tuple[int, bool], tuple[Tensor, Tensor | None]] = {}
@@ -182,7 +182,7 @@ class Program:
             mine[:count].copy_(each[name][:, block.step])
         assert block.first is not None
         if block.first != self._live:
-            self.over.copy_(self.finished_masks[block.first])
+            self.finished.copy_(self.finished_masks[block.first])
             self._live = block.first
 
     def _captured(self, count: int, width: int, weighted: bool) -> tuple[Call | None, str]:
@@ -191,7 +191,7 @@ class Program:
         state = {k: v[:count] for k, v in self.state.items()}
         given = pick(self.given, slice(0, count))
         each = {k: v[:count] for k, v in self.each.items()}
-        inputs = Inputs(index[:count], None if weights is None else weights[:count], self.over[:count], each)
+        inputs = Inputs(index[:count], None if weights is None else weights[:count], self.finished[:count], each)
         step = partial(self.advance, state, given, inputs)
         before = {k: v.clone() for k, v in state.items()}
         try:
@@ -219,7 +219,7 @@ class Programs:
 
     def __init__(self, capture: Capture | None = None) -> None:
         self.capture = capture
-        self.apart: Counter[str] = Counter()  # reason -> number of steps not captured
+        self.uncaptured: Counter[str] = Counter()  # reason -> number of steps not captured
         self.made: dict[Hashable, Program] = {}
         self._pool: dict[tuple[Any, ...], list[Tensor]] = {}
 
@@ -245,7 +245,7 @@ class Programs:
         count = program.load(state, given)
         for block in steps:
             if reason := program.make(block, each):
-                self.apart[reason] += 1
+                self.uncaptured[reason] += 1
                 plain(program.advance, program.state, program.given, block, each)
         return {k: v[:count].clone() for k, v in program.state.items()}
 
@@ -257,7 +257,7 @@ class Programs:
     def record(self) -> dict[str, Any]:
         """For the record of a run: the capture, the number of programs, and steps not captured by the reason."""
         name = "none" if self.capture is None else self.capture.name
-        return {"capture": name, "programs": sum(len(one.calls) for one in self.made.values()), "apart": dict(self.apart)}
+        return {"capture": name, "programs": sum(len(one.calls) for one in self.made.values()), "apart": dict(self.uncaptured)}
 
     def _program(
         self, kind: Hashable, advance: Advance, state: Named, given: StepArguments, each: Mapping[str, Tensor]
@@ -267,7 +267,7 @@ class Programs:
         key = (kind, tuple(constants.items()), _rows(state), _shapes(given), _rows({k: v[:, 0] for k, v in each.items()}))
         if key not in self.made or self.made[key].count < len(next(iter(state.values()))):
             if len(self.made) >= KINDS:
-                self.apart[f"more than {KINDS} kinds of a step: give numbers that change as tensors"] += 1
+                self.uncaptured[f"more than {KINDS} kinds of a step: give numbers that change as tensors"] += 1
                 return None
             self.made[key] = Program(self.capture, advance, state, given, each, partial(self._take, Counter()))
         return self.made[key]
