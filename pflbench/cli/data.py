@@ -33,7 +33,7 @@ def list_(as_json: o.Json = False) -> None:
         {
             **{name: getattr(dataset, name) for name in ("name", "title", "samples", "classes")},
             "download": dataset.size,
-            "variants": dataset.variants or None,
+            "variants": list(dataset.variants) or None,
             "model": dataset.defaults.model,
             "lr": dataset.defaults.lr,
         }

@@ -136,5 +136,5 @@ def _kind(dataset: str, data_dir: Path) -> _Kind:
     if found is None:
         arrays = data.load(data.parse(dataset, data_dir), data_dir)
         return _Kind(dataset, tuple(arrays.x.shape[1:]), len(arrays.classes), arrays.vocabulary)
-    classes = found.variant_classes.get(data.named(dataset).variant or "", found.classes)
+    classes = found.variants.get(data.named(dataset).variant or "", found.classes)
     return _Kind(found.name, found.shape or (POSITIONS,), classes, WORDS if found.shape is None else None)

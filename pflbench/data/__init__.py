@@ -134,7 +134,7 @@ def require_alike(spec: DataSpec, shape: tuple[int, ...], classes: int, place: s
     place: where they are, in words.
     """
     dataset = _dataset(spec.name)
-    own = dataset.variant_classes.get(spec.variant or "", dataset.classes)
+    own = dataset.variants.get(spec.variant or "", dataset.classes)
     if dataset.shape is None:
         raise UserError(
             f"{place} holds numbers {_by(shape)}; '{spec.named}' is text, and PFLlib's text folders are not supported.",

@@ -70,9 +70,9 @@ AGNEWS = AGNews(
     name="agnews",
     title="AG News",
     samples=127_600,
-    classes=4,
+    classes=len(CLASSES),
     size="31 MB",
     url=URL,
     defaults=text.DEFAULTS,
-    variants=("test",),
+    variants={"test": len(CLASSES)},
 )

@@ -74,8 +74,8 @@ class Damaged(UserError):
 class Dataset(ABC):
     """One line of the table of contents; a subclass says where its files are, and reads them.
 
-    size is that of the download, as text. `variants` are the names allowed behind the colon, `variant` the one meant
-    when there is no colon; variant_classes: their classes, where they differ. `test_part` says whether there is an official one.
+    size is that of the download, as text. variants: the names allowed behind the colon, and how many classes each has; variant:
+    the one meant when there is no colon. `test_part` says whether there is an official one.
     shape: of an image, as loaded; None of texts. checksum_known: whether anything tells that files are the official ones.
     """
 
@@ -86,9 +86,8 @@ class Dataset(ABC):
     size: str
     url: str
     defaults: Defaults
-    variants: tuple[str, ...] = ()
+    variants: Mapping[str, int] = field(default_factory=dict)
     variant: str | None = None
-    variant_classes: Mapping[str, int] = field(default_factory=dict)
     test_part: bool = True
     shape: tuple[int, ...] | None = None
     checksum_known: bool = True

@@ -54,7 +54,8 @@ class UciHar(Dataset):
             return Content(found, parts, official=False)
 
         (place,) = self.files(root, variant)
-        return contents.remembered(root, _fingerprint(place), compute)
+        files = sorted(place.glob("t*/**/*.txt")) if place.is_dir() else [place]
+        return contents.remembered(root, cache.fingerprint(files), compute)
 
     def fetch(self, root: Path, variant: str | None, progress: Progress | None) -> None:
         """Downloads the zip file of the archive, and keeps the one inside it."""
@@ -111,10 +112,6 @@ def _numbers(place: Path, name: str, kind: type, columns: int) -> npt.NDArray[An
     if not np.isfinite(numbers).all():
         raise Damaged(f"{name} has values that are not finite.")
     return numbers
-
-
-def _fingerprint(place: Path) -> str:
-    return cache.fingerprint(sorted(place.glob("t*/**/*.txt")) if place.is_dir() else [place])
 
 
 HAR = UciHar(

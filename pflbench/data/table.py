@@ -21,16 +21,14 @@ _NUMBER = re.compile(r"-?\d{1,18}")
 def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """(line number, cells) of a CSV file. Raises UserError, naming file and line, where it is cut off or not UTF-8."""
     csv.field_size_limit(2**31 - 1)
-    reader = None
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        try:
             for cells in reader:
                 if cells:
                     yield reader.line_num, cells
-    except (csv.Error, UnicodeDecodeError) as e:
-        line = reader.line_num if reader else 0
-        raise Damaged(f"{path}, near line {line}: {e}.", "Expected a whole CSV file in UTF-8.") from e
+        except (csv.Error, UnicodeDecodeError) as e:
+            raise Damaged(f"{path}, near line {reader.line_num}: {e}.", "Expected a whole CSV file in UTF-8.") from e
 
 
 def _read(path: Path) -> text.Labelled:
