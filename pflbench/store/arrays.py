@@ -37,6 +37,12 @@ def unpack_array(data: bytes, dtype: str, shape: Sequence[int]) -> Array:
     return np.frombuffer(zlib.decompress(data), dtype=little).astype(dtype).reshape(tuple(shape))
 
 
+def nan_to_none(array: Array) -> list[Any]:
+    """The array as lists of numbers, None for NaN: JSON and columns of numbers have no NaN."""
+    plain: list[Any] = np.where(np.isnan(array), None, array).tolist()
+    return plain
+
+
 def row(run_id: int, name: str, round: int, array: Array) -> dict[str, Any]:
     """The array as a row of the table `artifact`."""
     described = {"run_id": run_id, "round": round, "name": name, "dtype": array.dtype.name, "shape": list(array.shape)}

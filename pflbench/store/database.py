@@ -196,10 +196,8 @@ def open_engine(url: str, *, read_only: bool = False) -> Engine:
             target = target.set(drivername="postgresql+psycopg")
         if target.drivername == "postgresql+psycopg":
             return _server(target, read_only)
-        if read_only:
-            engine = sa.create_engine(target, creator=_reader(target), json_deserializer=from_json)
-        else:
-            engine = sa.create_engine(target, connect_args={"timeout": BUSY_SECONDS}, json_deserializer=from_json)
+        how: dict[str, Any] = {"creator": _reader(target)} if read_only else {"connect_args": {"timeout": BUSY_SECONDS}}
+        engine = sa.create_engine(target, json_deserializer=from_json, **how)
     except (ArgumentError, NoSuchModuleError, ValueError):
         raise UserError(
             f"'{without_passwords(url, alone=True)}' is no database URL.", "Give a path, or e.g. postgresql://user@host/name."

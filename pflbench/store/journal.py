@@ -58,14 +58,15 @@ def prepare(connection: sqlite3.Connection) -> None:
 def begin(connection: sqlite3.Connection, path: Path | None) -> None:
     """Sets the journal of a new database, by its file system. A database with tables keeps its journal."""
     if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        return None
+        return
     mode = "delete" if path is not None and network(path) else "wal"
     until = time.monotonic() + BUSY_SECONDS
     while True:  # for this statement SQLite does not always wait for another process's lock
         try:
             connection.execute(f"PRAGMA journal_mode={mode}")
-            return prepare(connection)
+            break
         except sqlite3.OperationalError:
             if time.monotonic() > until:
                 raise
             time.sleep(0.02)
+    prepare(connection)

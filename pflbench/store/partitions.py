@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Engine, insert, select
+from sqlalchemy import Connection, Engine, insert, select
 
 from pflbench.errors import UserError
 from pflbench.store.arrays import Counts
@@ -52,8 +52,7 @@ _QUERY = select(
 
 def save(engine: Engine, record: PartitionRecord) -> int:
     """Stores a partition unless one with its hash exists; returns its id. Several processes may do so at once."""
-    found = select(PartitionRow.id).where(PartitionRow.hash == record.hash)
-    values = {
+    row = {
         **{name: getattr(record, name) for name in ("hash", "scheme", "label", "dataset", "left_out")},
         "spec": dict(record.spec),
         "clients": len(record.train),
@@ -65,10 +64,15 @@ def save(engine: Engine, record: PartitionRecord) -> int:
 
     def add() -> int:
         with writing(engine) as connection:
-            known: int | None = connection.scalar(found)
-            return inserted(connection, insert(PartitionRow).values(values)) if known is None else known
+            return insert_once(connection, row)
 
     return again_if_there(add)
+
+
+def insert_once(connection: Connection, row: Mapping[str, Any]) -> int:
+    """As `save`, for a row of the table in the transaction of `connection`."""
+    known: int | None = connection.scalar(select(PartitionRow.id).where(PartitionRow.hash == row["hash"]))
+    return inserted(connection, insert(PartitionRow).values(row)) if known is None else known
 
 
 def stored(engine: Engine, among: RunScope) -> list[PartitionRecord]:

@@ -13,12 +13,12 @@ from pflbench.store.failures import sqlite_path
 
 def kept(path: str, database: URL) -> str:
     """The path as "./..." if it lies in the database's folder, as "~/..." if it lies in the home, else as it is."""
-    for start, before in ((_folder(database), "./"), (Path.home(), "~/")):
+    folder = _folder(database)
+    if folder is not None and Path(path) == folder:
+        return f"./../{folder.name}"  # tables show the last part
+    for start, before in ((folder, "./"), (Path.home(), "~/")):
         if start is not None and Path(path).is_relative_to(start):
-            itself = before == "./" and Path(path) == start
-            return (
-                f"{before}../{start.name}" if itself else f"{before}{Path(path).relative_to(start)}"
-            )  # tables show the last part
+            return f"{before}{Path(path).relative_to(start)}"
     return path
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from sqlalchemy import Engine, delete, func, insert, select
 
-from pflbench.store.arrays import Floats, Integers
+from pflbench.store.arrays import Floats, Integers, nan_to_none
 from pflbench.store.database import inserted, reading, writing
 from pflbench.store.rounds import floats
 from pflbench.store.schema import ReferenceRoundRow, ReferenceRunRow
@@ -49,8 +49,8 @@ def save(engine: Engine, found: ResultFile, *, renamed: bool = False, dry_run: b
         if not dry_run:
             c.execute(delete(ReferenceRunRow).where(ReferenceRunRow.hash == found.hash))
             number = inserted(c, insert(ReferenceRunRow).values({name: getattr(found, name) for name in _DESCRIBED}))
-            columns = (found.round.tolist(), *map(_nullable, (found.accuracy, found.auc, found.train_loss)))
-            rows = [dict(zip(_MEASURED, row, strict=True)) for row in zip(*columns, strict=True)]
+            measured = [nan_to_none(values) for values in (found.accuracy, found.auc, found.train_loss)]
+            rows = [dict(zip(_MEASURED, row, strict=True)) for row in zip(found.round.tolist(), *measured, strict=True)]
             c.execute(insert(ReferenceRoundRow), [{**row, "reference_id": number} for row in rows])
     return "new" if known is None else "replaced"
 
@@ -72,7 +72,3 @@ def stored(engine: Engine) -> list[ResultFile]:
 def merge(engine: Engine, other: Engine, *, dry_run: bool = False) -> list[str]:
     """Copies the files that only the other database has; returns their names."""
     return [found.file for found in stored(other) if save(engine, found, dry_run=dry_run) == "new"]
-
-
-def _nullable(values: Floats) -> list[float | None]:
-    return [None if value != value else value for value in values.tolist()]

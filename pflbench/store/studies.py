@@ -15,6 +15,7 @@ from sqlalchemy import Engine, func, select
 from pflbench.errors import UserError
 from pflbench.store import sweeps
 from pflbench.store.database import reading
+from pflbench.store.locks import OVER
 from pflbench.store.runs import Run, attempts, that_counts
 from pflbench.store.schema import RoundRow, RunRow
 from pflbench.store.write import update_run
@@ -129,9 +130,8 @@ def scores(engine: Engine, keys: Collection[str]) -> dict[str, float]:
     """See `Scores`. Raises UserError for a finished run without validation."""
     ended: dict[str, Run] = {}
     for key, found in attempts(engine, keys).items():
-        finished = [run for run in found if run.status == "finished"]
-        if over := finished or [run for run in found if run.status in ("diverged", "failed")]:
-            ended[key] = over[-1]
+        if run := that_counts([run for run in found if run.status in OVER]):
+            ended[key] = run
     query = select(RoundRow.run_id, func.max(RoundRow.val_accuracy)).group_by(RoundRow.run_id)
     query = query.where(RoundRow.run_id.in_([run.id for run in ended.values()]))
     with reading(engine) as connection:

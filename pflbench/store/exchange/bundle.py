@@ -18,7 +18,7 @@ from sqlalchemy import Connection, inspect, select, update
 from sqlalchemy.engine import Engine
 
 from pflbench.errors import UserError
-from pflbench.store.database import as_it_is, connect, reading, to_url, writing
+from pflbench.store.database import as_it_is, connect, to_url, writing
 from pflbench.store.exchange import merge
 from pflbench.store.exchange.backup import new_file
 from pflbench.store.runs import Run
@@ -81,11 +81,10 @@ def opened(path: Path) -> Iterator[Bundle]:
 
 def _sign(copied: Engine) -> dict[int, str]:
     """Writes the digest of each run into its record; returns them by run."""
-    with reading(copied) as connection:
-        digests = _digests(connection)
     with writing(copied) as connection:
+        digests = _digests(connection)
         for number, digest in digests.items():
-            environment = connection.scalar(select(RunRow.environment).where(RunRow.id == number)) or {}
+            environment = connection.execute(select(RunRow.environment).where(RunRow.id == number)).scalar_one()
             signed = {**environment, DIGEST: digest}
             connection.execute(update(RunRow).where(RunRow.id == number).values(environment=signed))
     return digests

@@ -15,7 +15,7 @@ from sqlalchemy import JSON, Double, Engine, func, select, type_coerce
 
 from pflbench.plain import in_csv, privately
 from pflbench.store import measures
-from pflbench.store.arrays import unpack_array
+from pflbench.store.arrays import nan_to_none, unpack_array
 from pflbench.store.database import reading
 from pflbench.store.runs import RoundRule, counted
 from pflbench.store.schema import ArtifactRow, ClientRoundRow, NewClientRow, PartitionRow, RoundRow, RunRow
@@ -119,8 +119,7 @@ def _of_arrays(engine: Engine, query: Any) -> Iterator[list[Values]]:
     """A row without a client for each run and round, and one for each client that was tested; null: not defined."""
     with reading(engine) as c:
         for *identity, dtype, shape, data in c.execution_options(yield_per=100).execute(query):
-            array = unpack_array(data, dtype, shape)
-            values = [[None if value != value else value for value in row] for row in array.tolist()]
+            values = nan_to_none(unpack_array(data, dtype, shape))
             tested = (k for k, row in enumerate(values) if k == 0 or any(value is not None for value in row))
             yield [(*identity, None if k == 0 else k - 1, *values[k]) for k in tested]
 

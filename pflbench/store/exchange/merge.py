@@ -20,11 +20,12 @@ from sqlalchemy import URL, Connection, Engine, func, insert, inspect, make_url,
 
 from pflbench.errors import UserError
 from pflbench.spec import RunSpec
-from pflbench.store import rules, sweeps
+from pflbench.store import partitions, rules, sweeps
 from pflbench.store.database import again_if_there, as_it_is, connect_read_only, head, inserted, reading, to_url, upgrade, writing
 from pflbench.store.exchange.backup import backup
 from pflbench.store.exchange.copy import chunks
 from pflbench.store.failures import friendly, sqlite_path
+from pflbench.store.locks import UNDER_WAY
 from pflbench.store.paths import in_spec, kept_or_named, moved
 from pflbench.store.runs import ALL, Run, attempts, stored
 from pflbench.store.schema import (
@@ -290,10 +291,10 @@ def _copy(own: Connection, foreign: Connection, other: Other, run: Run) -> int:
     attempt = select(func.coalesce(func.max(RunRow.attempt), 0) + 1).where(RunRow.key == run.key).scalar_subquery()
     row |= {
         "attempt": attempt,
-        "partition_id": None if partition is None else _own_partition(own, _row(foreign, PartitionRow, partition)),
+        "partition_id": None if partition is None else partitions.insert_once(own, _row(foreign, PartitionRow, partition)),
         "spec": in_spec(row["spec"], lambda path: moved(path, other.url, own.engine.url, kept_or_named)),
         "environment": {**row["environment"], "imported_from": f"{other.name}, run {run.id}"},
-        "status": "interrupted" if run.status in ("queued", "running") else run.status,
+        "status": "interrupted" if run.status in UNDER_WAY else run.status,
     }
     copied = inserted(own, insert(RunRow).values(row))
     for model in _COPIED:
@@ -316,9 +317,3 @@ def _row(foreign: Connection, model: type[Base], number: int) -> dict[str, Any]:
     columns = [column for column in model.__table__.columns if column.name != "id"]
     with friendly(foreign.engine.url):
         return dict(foreign.execute(select(*columns).where(model.__table__.c.id == number)).mappings().one())
-
-
-def _own_partition(own: Connection, row: dict[str, Any]) -> int:
-    """The id of a partition in this database; inserts it if it is new."""
-    known = own.scalar(select(PartitionRow.id).where(PartitionRow.hash == row["hash"]))
-    return known if known is not None else inserted(own, insert(PartitionRow).values(row))
