@@ -191,8 +191,6 @@ def cancel(name: Name, db: o.Db = o.DEFAULT_DB) -> None:
 
 
 def _study(file: Path | None, grids: Sequence[str], name: str | None, asked: o.Given) -> Study:
-    from dataclasses import replace
-
     from pflbench.sweep.grid import options
     from pflbench.sweep.study import from_command_line, read
 
@@ -204,8 +202,7 @@ def _study(file: Path | None, grids: Sequence[str], name: str | None, asked: o.G
         return from_command_line(grids, given, name, settings)
     if given or grids or settings:
         raise UserError(f"{file} has all options of its runs: {', '.join([*given, *grids, *settings])} goes there.")
-    study = read(file)
-    return replace(study, name=name) if name else study
+    return read(file, name)
 
 
 def _show_plan(name: str, specs: Sequence[RunSpec], ahead: Ahead, as_json: bool) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,8 @@ class Study:
     grid: RunGrid
 
 
-def read(path: Path) -> Study:
-    """Reads a YAML file. Raises UserError if it is missing, no YAML or no sweep."""
+def read(path: Path, name: str | None = None) -> Study:
+    """Reads a YAML file. name: instead of the file's. Raises UserError if it is missing, no YAML or no sweep."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -60,7 +60,8 @@ def read(path: Path) -> Study:
         raise UserError(f"{path} is no YAML: {' '.join(str(error).split())[:200]}.") from None
     if root is None:
         raise UserError(f"{path} is empty.", "It needs at least: method: [fedavg, fedala]")
-    return _Reader(path).study(root)
+    study = _Reader(path).study(root)
+    return replace(study, name=checked_name(name)) if name else study
 
 
 def from_command_line(grids: Sequence[str], given: Mapping[str, Any], name: str | None, settings: Sequence[str] = ()) -> Study:

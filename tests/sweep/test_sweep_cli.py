@@ -29,6 +29,7 @@ def test_dry_run_list_status_and_refusals(shell):
     assert shell("db", "upgrade").code == 0
     assert "There is no sweep 'none'" in shell.refused("sweep", "status", "none")
     assert "has all options of its runs: method" in shell.refused("sweep", "small.yaml", "-m", "fedavg")
+    assert "'a b' cannot be the name of a sweep" in shell.refused("sweep", "small.yaml", "--name", "a b", "--dry-run")
     assert "No method given" in shell.refused("sweep", "run", "-d", "digits")
     assert "Unknown --order" in shell.refused("sweep", "small.yaml", "--order", "size")
     assert "gives fedala.p twice" in shell.refused("sweep", "-m", "fedala", "--set", "fedala.p=1", "--set", "fedala.p=2")
