@@ -39,8 +39,9 @@ def unpack_array(data: bytes, dtype: str, shape: Sequence[int]) -> Array:
 
 def nan_to_none(array: Array) -> list[Any]:
     """The array as lists of numbers, None for NaN: JSON and columns of numbers have no NaN."""
-    plain: list[Any] = np.where(np.isnan(array), None, array).tolist()
-    return plain
+    plain = array.astype(object)
+    plain[np.isnan(array)] = None
+    return list(plain.tolist())
 
 
 def row(run_id: int, name: str, round: int, array: Array) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
-from sqlalchemy import CTE, ColumnElement, Double, Engine, Integer, cast, column, func, literal, select, values
+from sqlalchemy import CTE, Double, Engine, Integer, cast, column, func, literal, select, values
 
 from pflbench.errors import UserError
 from pflbench.store import arrays, runs
@@ -28,8 +28,6 @@ _ALA_EPOCHS = "ala_init_epochs"
 CENTRAL = "central"  # the second series of the global model on the central test set
 
 _WHICH_ROUNDS = "`pflbench runs show RUN` shows which rounds it has."
-# Without evaluation, which is the benchmark's time and not the method's.
-_SPENT: ColumnElement[float] = func.coalesce(RoundRow.seconds_receive, 0.0) + func.coalesce(RoundRow.seconds_update, 0.0)
 
 
 @dataclass(frozen=True)
@@ -327,7 +325,8 @@ def reached(engine: Engine, run_ids: Collection[int], accuracy: float) -> dict[i
     first = select(RoundRow.run_id, func.min(RoundRow.round).label("round")).group_by(RoundRow.run_id)
     at = first.where(RoundRow.run_id.in_(run_ids), RoundRow.accuracy >= accuracy - 1e-9).subquery().c
     bytes = func.coalesce(func.sum(RoundRow.bytes_up + RoundRow.bytes_down), 0)
-    sums = (bytes, func.coalesce(func.sum(_SPENT), 0.0), func.sum(RoundRow.seconds_simulated))
+    seconds = func.coalesce(RoundRow.seconds_receive, 0.0) + func.coalesce(RoundRow.seconds_update, 0.0)
+    sums = (bytes, func.coalesce(func.sum(seconds), 0.0), func.sum(RoundRow.seconds_simulated))
     up_to = (RoundRow.run_id == at.run_id) & RoundRow.round.between(1, at.round)
     query = select(at.run_id, at.round, *sums).join(RoundRow, up_to, isouter=True).group_by(at.run_id, at.round)
     with reading(engine) as c:
