@@ -33,7 +33,7 @@ def fetch(urls: Sequence[str], target: Path, md5: str | None, progress: Progress
     part = target.with_name(f"{target.name}.part")
     for url in urls:
         try:
-            with told(url, target):
+            with download_errors(url, target):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 _receive(url, part, target.name, progress)
                 if md5 is not None and checksum(part, "md5") != md5:
@@ -67,7 +67,7 @@ def _receive(url: str, part: Path, name: str, progress: Progress | None) -> None
 
 
 @contextmanager
-def told(what: str, place: Path) -> Iterator[None]:
+def download_errors(what: str, place: Path) -> Iterator[None]:
     """Turns whatever a download may end with into a UserError. place: where the files belong."""
     try:
         yield

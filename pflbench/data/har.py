@@ -18,7 +18,7 @@ from pflbench.data import cache
 from pflbench.data import content as contents
 from pflbench.data.base import Arrays, Damaged, Dataset, Defaults, Progress
 from pflbench.data.content import Content
-from pflbench.data.fetch import fetch, told
+from pflbench.data.fetch import download_errors, fetch
 from pflbench.data.images import DAMAGED
 from pflbench.errors import UserError
 
@@ -67,7 +67,7 @@ class UciHar(Dataset):
         outer, part = place.with_name("har-download.zip"), place.with_name(f"{place.name}.part")
         fetch([URL], outer, None, progress)
         try:
-            with told(URL, place), zipfile.ZipFile(outer) as file:
+            with download_errors(URL, place), zipfile.ZipFile(outer) as file:
                 if place.name not in file.namelist():
                     raise OSError(f"the downloaded file holds no '{place.name}'")
                 part.write_bytes(file.read(place.name))

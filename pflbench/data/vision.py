@@ -16,7 +16,7 @@ from pflbench.data import cache
 from pflbench.data import content as contents
 from pflbench.data.base import IMAGE_RATE, Arrays, Damaged, Dataset, Defaults, Progress
 from pflbench.data.content import Content, checksum
-from pflbench.data.fetch import fetch, told
+from pflbench.data.fetch import download_errors, fetch
 from pflbench.errors import UserError
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
@@ -134,7 +134,7 @@ class Vision(Dataset):
         place = self.place(root, variant)
         if found == {"ok"}:
             return
-        with told(f"'{self.name}'", place):
+        with download_errors(f"'{self.name}'", place):
             for path in self.files(root, variant) if "corrupt" in found else ():
                 path.unlink()  # torchvision looks only whether an IDX file exists
             place.mkdir(parents=True, exist_ok=True)

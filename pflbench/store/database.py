@@ -125,7 +125,7 @@ def writing(engine: Engine) -> Iterator[Connection]:
             yield connection
 
 
-def again_if_there(work: Callable[[], T]) -> T:
+def retry_insert(work: Callable[[], T]) -> T:
     """Retries `work` if another process has inserted the same row meanwhile. SQLite has a single writer, a server many."""
     for _ in range(20):
         with suppress(IntegrityError):

@@ -48,14 +48,14 @@ def presence(engine: Engine) -> Callable[[str, str], str]:
     else:
         is_locked = partial(_is_locked, folder(sqlite_path(engine.url)))
 
-    def now(key: str, status: str) -> str:
+    def current(key: str, status: str) -> str:
         if status in OVER:
             return status
         if is_locked(key):
             return "running"
         return "interrupted" if status in UNDER_WAY else status
 
-    return now
+    return current
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, insert, select
 
 from pflbench.errors import UserError
 from pflbench.store.arrays import Counts
-from pflbench.store.database import again_if_there, inserted, reading, writing
+from pflbench.store.database import inserted, reading, retry_insert, writing
 from pflbench.store.runs import RunScope
 from pflbench.store.schema import PartitionRow, RunRow
 
@@ -66,7 +66,7 @@ def save(engine: Engine, record: PartitionRecord) -> int:
         with writing(engine) as connection:
             return insert_once(connection, row)
 
-    return again_if_there(add)
+    return retry_insert(add)
 
 
 def insert_once(connection: Connection, row: Mapping[str, Any]) -> int:

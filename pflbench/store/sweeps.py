@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Engine, insert, select, update
 from pflbench.errors import UserError
 from pflbench.spec import RunSpec
 from pflbench.store import paths
-from pflbench.store.database import again_if_there, reading, writing
+from pflbench.store.database import reading, retry_insert, writing
 from pflbench.store.locks import presence
 from pflbench.store.runs import Run, attempts, that_counts
 from pflbench.store.schema import SweepRow, now
@@ -65,7 +65,7 @@ def save(engine: Engine, name: str, specs: Sequence[RunSpec], environment: Mappi
             if connection.execute(known).rowcount == 0:
                 connection.execute(insert(SweepRow).values(values))
 
-    again_if_there(put)
+    retry_insert(put)
     return find(engine, name)
 
 

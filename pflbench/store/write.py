@@ -14,7 +14,7 @@ from pflbench.errors import UserError
 from pflbench.plain import without_passwords
 from pflbench.spec import RunSpec
 from pflbench.store import arrays, paths
-from pflbench.store.database import again_if_there, inserted, reading, writing
+from pflbench.store.database import inserted, reading, retry_insert, writing
 from pflbench.store.schema import ArtifactRow, Base, ClientRoundRow, NewClientRow, RoundRow, RunRow, SeriesRow, copies
 
 _MESSAGE_LENGTH = 1000
@@ -84,7 +84,7 @@ def create_run(engine: Engine, spec: RunSpec, environment: dict[str, Any], *, wh
         with writing(engine) as connection:
             return inserted(connection, insert(RunRow).values(values))
 
-    return again_if_there(add)
+    return retry_insert(add)
 
 
 def update_run(engine: Engine, run_id: int, /, **columns: Any) -> None:

@@ -121,7 +121,7 @@ def choose_executor(asked: ExecutorOptions, queue: RunQueue, store: Engine) -> W
         elif share == "auto":
             share = 1 / together_on_gpu(*needs, workers.gpu_memory())
         gpus = 1.0 if share is None else float(share)
-        workers.take(asked.cpus_per_job or 1, gpus, 0 if gpus else needed(*needs), asked.jobs, queue.how.pack or 1)
+        workers.reserve(asked.cpus_per_job or 1, gpus, 0 if gpus else needed(*needs), asked.jobs, queue.how.pack or 1)
     except BaseException:
         workers.close()
         raise

@@ -68,10 +68,10 @@ class RunGrid:
         first = {name: self.axes[name] for name in _FIRST if name in self.axes}
         decided = [dict(zip(first, values, strict=True)) for values in _product(first)]
         for name in self.axes:
-            if name not in (*first, *inherited) and not any(self._holds(name, point) for point in decided):
-                raise _ownerless(name)
+            if name not in (*first, *inherited) and not any(self._applies(name, point) for point in decided):
+                raise _applies_nowhere(name)
         for begun in decided:
-            own = {name: values for name, values in self.axes.items() if name not in first and self._holds(name, begun)}
+            own = {name: values for name, values in self.axes.items() if name not in first and self._applies(name, begun)}
             for rest in _product(own):
                 yield self._changed({**begun, **dict(zip(own, rest, strict=True))})
         for one in self.also:
@@ -82,7 +82,7 @@ class RunGrid:
         changed = [change.to[name] for change in self.changes if change.to and name in change.to]
         return [*self.axes.get(name, ()), *changed, *(value for one in self.also for value in one.values(name))]
 
-    def _holds(self, name: str, point: Point) -> bool:
+    def _applies(self, name: str, point: Point) -> bool:
         """Whether an option applies to a point, which has at least the options of _FIRST."""
         owner, dot, _ = name.partition(".")
         if dot:
@@ -102,7 +102,7 @@ class RunGrid:
                 if change.to is None:
                     return None
                 point = {**point, **change.to}
-        return {name: value for name, value in point.items() if name in _FIRST or self._holds(name, point)}
+        return {name: value for name, value in point.items() if name in _FIRST or self._applies(name, point)}
 
 
 def specifications(grid: RunGrid, data_dir: Path, order: Order = "seed", base: RunOptions = RunOptions()) -> list[RunSpec]:
@@ -123,8 +123,8 @@ def specifications(grid: RunGrid, data_dir: Path, order: Order = "seed", base: R
         except UserError as error:
             # Errors about a method or a hyperparameter name it already.
             chosen = {name: value for name, value in point.items() if name != "method" and grid.axes.get(name) != (value,)}
-            told = [f"{name} {value}" for name, value in chosen.items() if f"{name} = " not in error.message]
-            at = f" (at {', '.join(told)})" if told else ""
+            named = [f"{name} {value}" for name, value in chosen.items() if f"{name} = " not in error.message]
+            at = f" (at {', '.join(named)})" if named else ""
             raise UserError(f"{error.message}{at}", error.hint) from None
     if not found:
         raise UserError("The sweep has no run: everything is excluded.", "Take an exclusion out, or add a value.")
@@ -208,7 +208,7 @@ def _too_many() -> UserError:
     return UserError(f"The sweep has more than {MOST:,} combinations.", "Take values out, or make several sweeps of it.")
 
 
-def _ownerless(name: str) -> UserError:
+def _applies_nowhere(name: str) -> UserError:
     method, dot, _ = name.partition(".")
     if dot:
         methods.load(method)

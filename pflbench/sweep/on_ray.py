@@ -31,9 +31,9 @@ class RayTasks:
         self.lost = 0
         self._ray = _connected(address)
         self._tasks: list[Any] = []  # as Ray's references to what they will return
-        self.take()
+        self.reserve()
 
-    def take(self, cores: int = 1, gpus: float = 0, bytes: int = 0, places: int | None = None, runs: int = 1) -> None:
+    def reserve(self, cores: int = 1, gpus: float = 0, bytes: int = 0, places: int | None = None, runs: int = 1) -> None:
         """Sets what each worker reserves: cores, and GPUs (a share of one if below 1).
 
         bytes: memory of one run with its process. places: workers at a time; None: all that fit. runs: of a worker at a time.
@@ -124,13 +124,13 @@ def _connected(address: str | None) -> Any:
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if not named:
         settings["include_dashboard"] = False
-    told = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, **settings)
     except Exception as error:  # Ray raises many types, also plain Exception
         raise UserError(f"Ray: {str(error).strip().splitlines()[0]}", f"--ray-address and {VARIABLE} name a cluster.") from None
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, told)  # Ray's own handler would end the command at once
+        signal.signal(signal.SIGTERM, handler)  # Ray's own handler would end the command at once
     return ray
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, M
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 from sqlalchemy import URL, Engine
@@ -130,7 +129,8 @@ def unclaimed(queue: RunQueue, engine: Engine, place: int = 0) -> Iterator[list[
         queue = replace(queue, specs=tuple(spec for spec in queue.specs if spec.key not in over))
         killed = {key for key, run in state.runs.items() if run is not None and run.status == "running"}
         left.sort(key=lambda spec: spec.key in killed)
-        specs = next(islice(queue.packs(left, engine), place, None), None) or next(queue.packs(left, engine))
+        packs = list(queue.packs(left, engine))
+        specs = packs[place] if place < len(packs) else packs[0]
         place = 0
         given |= {spec.key for spec in specs}
         yield specs
@@ -193,7 +193,7 @@ def _until_cancelled(queue: RunQueue, engine: Engine, steps: Steps) -> None:
                 return
 
 
-def _store_failure(queue: RunQueue, engine: Engine, specs: Sequence[RunSpec], told: str) -> None:
+def _store_failure(queue: RunQueue, engine: Engine, specs: Sequence[RunSpec], message: str) -> None:
     """Stores why runs could not start: other workers would try them again."""
     queue = replace(queue, specs=tuple(specs))
     state = patiently(lambda: queue.state(engine))
@@ -206,4 +206,4 @@ def _store_failure(queue: RunQueue, engine: Engine, specs: Sequence[RunSpec], to
                 write.create_run(engine, spec, environment.describe(host), whole=host)
             run = runs.newest(engine, spec.key)
             assert run is not None
-            write.update_run(engine, run.id, status="failed", message=told if host else plain.privately(told))
+            write.update_run(engine, run.id, status="failed", message=message if host else plain.privately(message))

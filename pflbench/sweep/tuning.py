@@ -160,7 +160,7 @@ class StudyPlan:
         seen, new = {trial.keys for trial in tried}, list[Trial]()
         points = iter(grid(self.space(method)))
         while len(new) < number:
-            for values in self._suggested(method, tried, scores, len(tried) + len(new), points):
+            for values in self._candidates(method, tried, scores, len(tried) + len(new), points):
                 with suppress(UserError):  # of values that are only together impossible
                     trial = Trial(values, rounds, (self.spec(method, values, rounds).key,))
                     if trial.keys not in seen:
@@ -171,15 +171,15 @@ class StudyPlan:
             new.append(trial)
         return new
 
-    def _suggested(
+    def _candidates(
         self, method: str, tried: Sequence[Trial], scores: Scores, number: int, points: Iterator[dict[str, Any]]
     ) -> Iterator[dict[str, Any]]:
         """Settings for trial `number`, the first of which that is new is taken: of the sampler, then the next of the grid."""
         if self.definition["sampler"] == "tpe" or any(isinstance(values, dict) for values in self.space(method).values()):
-            yield from (self._asked(method, tried, scores, f"{number} {draw}") for draw in range(DRAWS))
+            yield from (self._suggestion(method, tried, scores, f"{number} {draw}") for draw in range(DRAWS))
         yield from points
 
-    def _asked(self, method: str, tried: Sequence[Trial], scores: Scores, draw: str) -> dict[str, Any]:
+    def _suggestion(self, method: str, tried: Sequence[Trial], scores: Scores, draw: str) -> dict[str, Any]:
         """A suggestion of Optuna's sampler, whose seed is of the study's seed, the trial's number and the draw."""
         import optuna
         from optuna.samplers import RandomSampler, TPESampler
@@ -199,7 +199,7 @@ class StudyPlan:
                 optuna.trial.create_trial(params=params, distributions=distributions, value=trial.score(scores) or 0.0)
             )
         suggested = study.ask(distributions).params
-        return {name: _short(suggested[short], self.space(method)[name]) for short, name in plain.items()}
+        return {name: _rounded(suggested[short], self.space(method)[name]) for short, name in plain.items()}
 
 
 def define(wanted: RunOptions, searches: Sequence[str], sampler: str, trials: int, best: int) -> StudyPlan:
@@ -264,9 +264,9 @@ def begun(engine: Engine, name: str, planned: StudyPlan) -> tuple[StoredStudy, l
         raise UserError(f"'{name}' is a sweep of this database.", "Take another name.")
     other = [part for part, value in planned.definition.items() if study.definition.get(part) != value]
     if other:
-        told = "; ".join(f"{part} {_in_words(study.definition.get(part))}" for part in other if part not in _DERIVED)
+        begun_with = "; ".join(f"{part} {_in_words(study.definition.get(part))}" for part in other if part not in _DERIVED)
         raise UserError(
-            f"The study '{name}' was begun with {told or 'other options of its methods'}.",
+            f"The study '{name}' was begun with {begun_with or 'other options of its methods'}.",
             "Repeat that command, or take another name: runs that are there are not trained again.",
         )
     return study, list(known.specs)
@@ -382,7 +382,7 @@ def _in_its_type(owner: str, whole: str, ends: Sequence[Any]) -> list[Any]:
     return list(ends)
 
 
-def _short(value: Any, values: Any) -> Any:
+def _rounded(value: Any, values: Any) -> Any:
     """Four digits of a float from an interval: more make no difference, and tables show them."""
     if not (isinstance(values, dict) and isinstance(value, float)):
         return value

@@ -13,7 +13,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from sqlalchemy.exc import SQLAlchemyError
 
-from pflbench.store.exchange.points import TrackedRound, began, moment, parameters, tags, title
+from pflbench.store.exchange.points import TrackedRound, began, parameters, tags, timestamp, title
 from pflbench.store.locks import UNDER_WAY
 from pflbench.store.runs import Run
 from pflbench.track.deliver import Mark, friendly
@@ -62,7 +62,7 @@ class MLflow:
             if run.status in UNDER_WAY:
                 self._client.update_run(name, status="RUNNING")
             else:
-                ended = round(1000 * moment(run.finished_at)) if run.finished_at else None
+                ended = round(1000 * timestamp(run.finished_at)) if run.finished_at else None
                 self._client.set_terminated(name, _STATES[run.status], ended)
 
     def close(self) -> None:

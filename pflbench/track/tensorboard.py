@@ -13,7 +13,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from pflbench.store.exchange.points import TrackedRound, began, moment, parameters, tags, title
+from pflbench.store.exchange.points import TrackedRound, began, parameters, tags, timestamp, title
 from pflbench.store.locks import UNDER_WAY
 from pflbench.store.runs import Run
 from pflbench.track.deliver import Mark, read_mark, write_mark
@@ -77,7 +77,7 @@ def _start(run: Run) -> Event:
 
 
 def _end(run: Run) -> Event:
-    at = moment(run.finished_at) if run.finished_at else began(run)
+    at = timestamp(run.finished_at) if run.finished_at else began(run)
     went_well = {"finished": api_pb2.STATUS_SUCCESS, "failed": api_pb2.STATUS_FAILURE, "diverged": api_pb2.STATUS_FAILURE}
     ended = plugin_data_pb2.SessionEndInfo(status=went_well.get(run.status, api_pb2.STATUS_UNKNOWN), end_time_secs=at)
     return _parameters_page(metadata.SESSION_END_INFO_TAG, plugin_data_pb2.HParamsPluginData(session_end_info=ended), at)

@@ -47,7 +47,7 @@ def asked(monkeypatch, nodes, **share):
     ray = Ray(*nodes)
     monkeypatch.setitem(sys.modules, "ray", ray)
     workers = on_ray.RayTasks(None)
-    workers.take(**share)
+    workers.reserve(**share)
     workers.start(RunQueue((), make_url("sqlite://"), Path("data"), Execution()))
     workers.close()
     return ray.asked[0]

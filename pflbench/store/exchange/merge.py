@@ -21,7 +21,7 @@ from sqlalchemy import URL, Connection, Engine, func, insert, inspect, make_url,
 from pflbench.errors import UserError
 from pflbench.spec import RunSpec
 from pflbench.store import partitions, rules, sweeps
-from pflbench.store.database import again_if_there, as_it_is, connect_read_only, head, inserted, reading, to_url, upgrade, writing
+from pflbench.store.database import as_it_is, connect_read_only, head, inserted, reading, retry_insert, to_url, upgrade, writing
 from pflbench.store.exchange.backup import backup
 from pflbench.store.exchange.copy import chunks
 from pflbench.store.failures import friendly, sqlite_path
@@ -122,7 +122,7 @@ def runs(engine: Engine, other: Other, *, on_conflict: str = "skip", dry_run: bo
     """
     copied: set[int] = set()  # runs are compared with those that were here before the import
     for run in other.runs:
-        outcome = again_if_there(partial(_import, engine, other, run, copied, on_conflict, dry_run))
+        outcome = retry_insert(partial(_import, engine, other, run, copied, on_conflict, dry_run))
         if outcome.here is not None:
             copied.add(outcome.here)
         yield outcome

@@ -71,10 +71,10 @@ def title(run: Run) -> str:
 
 def began(run: Run) -> float:
     """The start of a run in seconds since 1970."""
-    return moment(run.started_at or run.created_at)
+    return timestamp(run.started_at or run.created_at)
 
 
-def moment(text: str) -> float:
+def timestamp(text: str) -> float:
     """A stored time in seconds since 1970."""
     return datetime.fromisoformat(text.removesuffix("Z")).replace(tzinfo=UTC).timestamp()
 
