@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from statistics import mean
 from typing import Any
 
+from pydantic import TypeAdapter
 from sqlalchemy import Engine, func, select
 
 from pflbench.errors import UserError
@@ -80,12 +81,13 @@ class StoredStudy:
         return max(found, key=lambda pair: pair[0] or 0.0)[1]
 
     def plain(self) -> dict[str, Any]:
-        """As JSON types."""
-        listed = {
-            part: {method: [asdict(trial) for trial in trials] for method, trials in getattr(self, part).items()}
-            for part in ("trials", "again")
-        }
-        return {"definition": self.definition, **listed}
+        """As JSON types, without the name."""
+        plain = asdict(self)
+        del plain["name"]
+        return plain
+
+
+_STORED = TypeAdapter(StoredStudy)
 
 
 def words(budget: Mapping[str, Any]) -> str:
@@ -100,16 +102,7 @@ def words(budget: Mapping[str, Any]) -> str:
 def of_sweep(name: str, environment: Mapping[str, Any]) -> StoredStudy | None:
     """The study that a sweep with this name and environment is, if it is one."""
     plain = environment.get("study")
-    if plain is None:
-        return None
-    trials, again = (
-        {
-            method: tuple(Trial(one["values"], one["rounds"], tuple(one["keys"])) for one in of)
-            for method, of in plain[part].items()
-        }
-        for part in ("trials", "again")
-    )
-    return StoredStudy(name, plain["definition"], trials, again)
+    return None if plain is None else _STORED.validate_python({"name": name, **plain})
 
 
 def listed(engine: Engine) -> list[StoredStudy]:
