@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from importlib.metadata import distribution
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +13,7 @@ from pflbench.data.base import Arrays, Dataset, Defaults, Progress
 class Digits(Dataset):
     def files(self, root: Path, variant: str | None) -> list[Path]:
         """In scikit-learn. To import it for its own reader would take longer than to train on them."""
-        found = find_spec("sklearn")
-        assert found is not None
-        assert found.origin is not None
-        return [Path(found.origin).with_name("datasets") / "data" / "digits.csv.gz"]
+        return [Path(str(distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")))]
 
     def read(self, root: Path, variant: str | None, progress: Progress | None) -> Arrays:
         rows = np.loadtxt(self.files(root, variant)[0], delimiter=",")  # 64 grey values and the digit

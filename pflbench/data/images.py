@@ -149,18 +149,15 @@ def _decode(
                     "All images of a dataset must have one size: resize or remove this one.",
                 )
             mode = image.mode
-            pixels = None
-            if mode in (*GREY, *COLOUR):
-                rgb = image.convert("RGB")
-                rgb = rgb if size is None else rgb.resize((size, size), Image.Resampling.BILINEAR)
-                pixels = np.asarray(rgb).transpose(2, 0, 1)
+            if mode not in (*GREY, *COLOUR):
+                raise UserError(f"{root / name} has pixels of type {mode}; expected an 8-bit grey or RGB image.")
+            rgb = image.convert("RGB")
+            rgb = rgb if size is None else rgb.resize((size, size), Image.Resampling.BILINEAR)
+            return np.asarray(rgb).transpose(2, 0, 1), mode in GREY
     except UnidentifiedImageError as e:  # it names the buffer
         raise UserError(f"{root / name} cannot be decoded: its content is none of {', '.join(FORMATS)}.", REPLACE) from e
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as e:
         raise UserError(f"{root / name} cannot be decoded: {e}.", REPLACE) from e
-    if pixels is None:
-        raise UserError(f"{root / name} has pixels of type {mode}; expected an 8-bit grey or RGB image.")
-    return pixels, mode in GREY
 
 
 def _bytes(root: Path, name: str) -> bytes:
