@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,6 +151,13 @@ class Source:
 def default_root() -> Path:
     """The data folder when `--data-dir` is not given: $PFLBENCH_DATA, else ./data."""
     return Path(os.environ.get("PFLBENCH_DATA") or "data")
+
+
+def unpacked_or_zip(folders: Sequence[Path], default: Path) -> Path:
+    """The first of these folders that has a training part, else the first of their zip files, else the default."""
+    zips = [folder.with_name(f"{folder.name}.zip") for folder in folders]
+    unpacked = [folder for folder in folders if (folder / "train").is_dir()]
+    return [*unpacked, *(file for file in zips if file.is_file()), default][0]
 
 
 def _place(paths: list[Path]) -> Path:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from pflbench.data import cache
 from pflbench.data import content as contents
-from pflbench.data.base import Arrays, Damaged, Dataset, Defaults, Progress
+from pflbench.data.base import Arrays, Damaged, Dataset, Defaults, Progress, unpacked_or_zip
 from pflbench.data.content import Content
 from pflbench.data.fetch import download_errors, fetch
 from pflbench.data.images import DAMAGED
@@ -33,11 +33,7 @@ CLASSES = ("WALKING", "WALKING_UPSTAIRS", "WALKING_DOWNSTAIRS", "SITTING", "STAN
 @dataclass(frozen=True, kw_only=True)
 class UciHar(Dataset):
     def files(self, root: Path, variant: str | None) -> list[Path]:
-        """The unpacked folder, else the zip file."""
-        places = (root / NAME, root / "har" / NAME)
-        folders = [place for place in places if (place / PARTS[0]).is_dir()]
-        zips = [place for place in (root / f"{NAME}.zip", root / "har" / f"{NAME}.zip") if place.is_file()]
-        return [*folders, *zips, root / "har" / f"{NAME}.zip"][:1]
+        return [unpacked_or_zip((root / NAME, root / "har" / NAME), root / "har" / f"{NAME}.zip")]
 
     def read(self, root: Path, variant: str | None, progress: Progress | None) -> Arrays:
         (place,) = self.files(root, variant)

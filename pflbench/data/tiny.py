@@ -14,7 +14,7 @@ import numpy as np
 
 from pflbench.data import content as contents
 from pflbench.data import images
-from pflbench.data.base import IMAGE_RATE, Arrays, Damaged, Dataset, Defaults, Progress
+from pflbench.data.base import IMAGE_RATE, Arrays, Damaged, Dataset, Defaults, Progress, unpacked_or_zip
 from pflbench.data.content import Content
 from pflbench.data.fetch import fetch
 from pflbench.data.folder import class_files
@@ -31,10 +31,7 @@ OFFICIAL = "f26a91499939f6813c9af8cecaaa3cefcee30d3bac5c497849692ca1d51e703d"
 
 class Tiny(Dataset):
     def files(self, root: Path, variant: str | None) -> list[Path]:
-        """The unpacked folder, else the zip file."""
-        folders = [place for place in (root / NAME, root / "tiny" / NAME) if (place / "train").is_dir()]
-        zips = [place for place in (root / f"{NAME}.zip", root / "tiny" / f"{NAME}.zip") if place.is_file()]
-        return [*folders, *zips, root / f"{NAME}.zip"][:1]
+        return [unpacked_or_zip((root / NAME, root / "tiny" / NAME), root / f"{NAME}.zip")]
 
     def read(self, root: Path, variant: str | None, progress: Progress | None) -> Arrays:
         return images.load(_listing(*self.files(root, variant)), root, progress)
