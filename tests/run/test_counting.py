@@ -78,9 +78,9 @@ def test_floor_of_ala_is_one_pass_over_the_head() -> None:
     """s = 80 %: 16 and 28 samples in 2 + 3 batches. They pass the layers below the head once; only the head is differentiated."""
     found = plain(counting.work(spec("fedala"), setting((20, 35), (7, 5))))
     below = 44 * (FORWARD - OUTPUT)
-    carried = 5 * 2 * (HEAD + 1) * FLOAT  # the weights, and the size of the largest gradient
+    weights = 5 * 2 * HEAD * FLOAT
     read = 2 * (PARAMETERS - HEAD) * FLOAT + 44 * SAMPLE
-    assert found["reception"] == (below + 44 * 2 * OUTPUT, read + carried)
+    assert found["reception"] == (below + 44 * 2 * OUTPUT, read + weights)
     assert found["evaluation"] == (12 * FORWARD, 12 * SAMPLE + 2 * PARAMETERS * FLOAT)  # every client its own
     assert found["update"] == plain(counting.work(spec(), setting((20, 35), (7, 5))))["update"]
 
