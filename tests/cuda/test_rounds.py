@@ -20,7 +20,7 @@ CASES += [(method, model) for model in DATA if model != "mlp" for method in OF_E
 # 20 MiB for each of its pools.
 WORKSPACES = 256 << 20
 # Why a step may be made without a capture: where batches cannot be filled up with samples of no weight, and their sizes differ.
-NOT_FILLED_UP = ("per-fedavg", "per-fedavg+ala", "elastic")  # batches in parts, an objective of the method's own
+NOT_FILLED_UP = ("per-fedavg", "per-fedavg+ala", "elastic", "fedas")  # batches in parts, an objective of the method's own
 BATCH_NORM = ("resnet18", "resnet20")  # in which samples see one another
 
 
