@@ -18,7 +18,7 @@ from pflbench.partition.core import Partition
 from pflbench.spec import Pfllib
 
 _KINDS: dict[str, Literal["dirichlet", "pathological"]] = {"dir": "dirichlet", "pat": "pathological"}
-_AGAIN = "Generate the folder again with PFLlib."
+_GENERATE_AGAIN = "Generate the folder again with PFLlib."
 # Where NumPy 1 and 2 have them.
 _ADMITTED = {
     ("numpy", "ndarray"): np.ndarray,
@@ -78,18 +78,18 @@ def read(path: Path) -> tuple[NDArray[Any], NDArray[np.int64], int, Partition]:
         if xs and (x.shape[1:], x.dtype) != (xs[0].shape[1:], xs[0].dtype):
             raise UserError(
                 f"{file} holds samples {x.shape[1:]} of {x.dtype}, other files {xs[0].shape[1:]} of {xs[0].dtype}.",
-                _AGAIN,
+                _GENERATE_AGAIN,
             )
         xs.append(x)
         ys.append(y)
     if not xs:
-        raise UserError(f"{path} holds no samples.", _AGAIN)
+        raise UserError(f"{path} holds no samples.", _GENERATE_AGAIN)
     labels = np.concatenate(ys)
     declared = config.get("num_classes", int(labels.max()) + 1)
     if not isinstance(declared, int) or labels.min() < 0 or declared <= labels.max():
         raise UserError(
             f"{path / 'config.json'} says {declared} classes, but labels run from {labels.min()} to {labels.max()}.",
-            _AGAIN,
+            _GENERATE_AGAIN,
         )
     return np.concatenate(xs), labels, declared, Partition(tuple(sides[0::2]), tuple(sides[1::2]))
 
@@ -151,7 +151,7 @@ def _samples(file: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:
         raise UserError(
             f"{file} must hold numbers x [n, ...] and integer labels y [n]; "
             f"it holds x {x.shape} of {x.dtype} and y {y.shape} of {y.dtype}.",
-            _AGAIN,
+            _GENERATE_AGAIN,
         )
     return x, y.astype(np.int64)
 

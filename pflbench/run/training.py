@@ -172,7 +172,8 @@ class _Loop:
         cost, seen = self._update(t) if t > 0 else ({}, {})
         following = CommunicationRound(self.method, self.fed, t + 1)
         evaluated = t % self.train.eval_every == 0 or t == self.train.rounds
-        following.reception.observing, following.reception.test_follows = self._observed(t), evaluated
+        following.reception.observing = self._observed(t)
+        following.reception.test_follows = evaluated
         # Only where others than the cohort receive for a test, or once more: states are large.
         before = self.state if self.train.tests_outsiders or self.train.eval_repeats > 1 else None
         self.state = following.receive(self.state)

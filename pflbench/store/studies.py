@@ -87,7 +87,7 @@ class StoredStudy:
         return plain
 
 
-_STORED = TypeAdapter(StoredStudy)
+_STUDY_FROM_JSON = TypeAdapter(StoredStudy)
 
 
 def words(budget: Mapping[str, Any]) -> str:
@@ -102,7 +102,7 @@ def words(budget: Mapping[str, Any]) -> str:
 def of_sweep(name: str, environment: Mapping[str, Any]) -> StoredStudy | None:
     """The study that a sweep with this name and environment is, if it is one."""
     plain = environment.get("study")
-    return None if plain is None else _STORED.validate_python({"name": name, **plain})
+    return None if plain is None else _STUDY_FROM_JSON.validate_python({"name": name, **plain})
 
 
 def listed(engine: Engine) -> list[StoredStudy]:
