@@ -1,9 +1,10 @@
-# `make demo`, `make test` and `make lint` each prepare .venv by themselves, `make cuda` .venv-cuda. PYTHON picks the interpreter
-# they are made with.
+# `make demo`, `make test` and `make lint` each prepare .venv by themselves, `make lowest` .venv-lowest, `make cuda` .venv-cuda. PYTHON
+# picks the interpreter they are made with.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LOWEST := .venv-lowest
 CUDA := .venv-cuda
 PAGES := build/pages
 CUDA_LIBRARY := $(CUDA)/stand-in/libcuda.so.1
@@ -15,15 +16,16 @@ DEMO_REPORT := reports/demo-report.html
 # Tests start one process per worker; each with one thread, or they stand in each other's way.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install demo test cuda reliability lint docs clean
+.PHONY: help install demo test lowest cuda reliability lint docs clean
 help:
 	@echo "make demo   train FedAvg, Ditto and FedALA on the embedded digits, print the table, save $(DEMO_FIGURE) and $(DEMO_REPORT)"
 	@echo "make test   the test suite"
+	@echo "make lowest   the test suite with the oldest libraries that pyproject.toml allows; installs 6 GB in $(LOWEST)"
 	@echo "make cuda   rounds of all methods on PyTorch's CUDA build, without a GPU; installs 5 GB in $(CUDA), needs g++"
 	@echo "make reliability   kills, signals and starves run, import and db upgrade at 100 places each, and draws 200 federations for each method"
 	@echo "make lint   ruff and mypy"
 	@echo "make docs   the documentation as a site, build/site/index.html; a broken link is an error"
-	@echo "make clean  remove .venv, $(CUDA) and what the demo made"
+	@echo "make clean  remove .venv, $(LOWEST), $(CUDA) and what the demo made"
 
 install: $(STAMP)
 
@@ -47,9 +49,19 @@ demo: $(STAMP)
 	@$(BIN)/python -c 'import pathlib, sys; print(pathlib.Path(sys.argv[1]).absolute().as_uri())' $(DEMO_REPORT)
 
 # Where this is set, each of the many processes that tests start would compile the package anew, and pytest rewrite all assertions.
-test: export PYTHONDONTWRITEBYTECODE :=
+test lowest: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP)
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow"
+
+# pip cannot choose the oldest versions, uv can.
+$(LOWEST)/.installed: pyproject.toml
+	$(environment)
+	$(LOWEST)/bin/pip install --quiet --disable-pip-version-check uv
+	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[dev]'
+	@touch $@
+
+lowest: $(LOWEST)/.installed
+	$(LOWEST)/bin/pytest -n $(WORKERS) --dist loadfile -m "not slow"
 
 # `===` takes PyTorch's CUDA build from PyPI, also where another index has a build for CPUs: by the rules 2.13.0+cpu is newer.
 $(CUDA)/.installed: pyproject.toml
@@ -86,5 +98,5 @@ docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) $(CUDA) $(DEMO_FIGURE) $(DEMO_FIGURE:.png=.caption.txt) $(DEMO_REPORT) .pytest_cache .mypy_cache .ruff_cache build dist
+	rm -rf $(VENV) $(LOWEST) $(CUDA) $(DEMO_FIGURE) $(DEMO_FIGURE:.png=.caption.txt) $(DEMO_REPORT) .pytest_cache .mypy_cache .ruff_cache build dist
 	rm -rf $(DEMO_DB) $(DEMO_DB)-wal $(DEMO_DB)-shm $(DEMO_DB).lock $(DEMO_DB).checkpoints

@@ -107,7 +107,7 @@ def read_indices(engine: Engine, hash: str) -> dict[str, NDArray[Any]]:
 def pack_indices(indices: Mapping[str, NDArray[Any]]) -> bytes:
     """The arrays as a compressed .npz."""
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **dict(indices))
+    np.savez_compressed(buffer, **dict(indices))
     return buffer.getvalue()
 
 

@@ -124,8 +124,8 @@ def test_it_loads_without_the_network_and_draws_its_figures(shared: Tab, file: s
     assert shared.requests == [file]
     names = shared.page.locator("#figures-curves .legendtext").all_text_contents()
     assert {"Local", "FedAvg", "Ditto"} <= set(names)
-    buttons = "(plot) => [...plot.querySelectorAll('.modebar-btn')].map((button) => button.dataset.title)"
-    own = ["Download plot as a PNG", "Zoom", "Pan", "Zoom in", "Zoom out", "Reset axes"]
+    buttons = "(plot) => [...plot.querySelectorAll('.modebar-btn')].map((button) => button.dataset.title.toLowerCase())"
+    own = ["download plot as a png", "zoom", "pan", "zoom in", "zoom out", "reset axes"]
     assert all(plot.evaluate(buttons) == own for plot in plots.all()), "Plotly's have one that uploads the figure"
 
 
