@@ -6,9 +6,9 @@ They need pytest, which is no dependency of pflbench.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from pflbench import methods
@@ -26,7 +26,7 @@ def keeps_the_contract(name: str) -> bool:
     A missing pytest is a UserError.
     """
     methods.load(name)
-    return _passes("suite.py", "Contract", "name", name, name)
+    return _passes("suite.py", "Contract", _Tested("name", name, name))
 
 
 def model_keeps_the_contract(
@@ -37,16 +37,26 @@ def model_keeps_the_contract(
     from pflbench.contract.model_suite import ModelSubject
 
     subject = ModelSubject(name, own, shape, classes, vocabulary)
-    return _passes("model_suite.py", "ModelContract", "subject", subject, name, "-rfs", "-x", "-W", "ignore::UserWarning")
+    tested = _Tested("subject", subject, name)
+    return _passes("model_suite.py", "ModelContract", tested, "-rfs", "-x", "-W", "ignore::UserWarning")
 
 
-def _passes(suite: str, cls: str, parameter: str, subject: Any, name: str, *options: str) -> bool:
-    def parametrize(metafunc: Any) -> None:
-        if parameter in metafunc.fixturenames:
-            metafunc.parametrize(parameter, [subject], ids=[name])
+@dataclass(eq=False)  # up to pytest 9.0 a plug-in must be hashable
+class _Tested:
+    """A plug-in of pytest: the one argument of a suite's tests."""
 
-    pytest, plugin = _pytest(), SimpleNamespace(pytest_generate_tests=parametrize)
-    code = pytest.main([str(HERE / suite), *_ALONE, "-o", f"python_classes={cls}", *options], plugins=[plugin])
+    parameter: str
+    value: Any
+    name: str
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        if self.parameter in metafunc.fixturenames:
+            metafunc.parametrize(self.parameter, [self.value], ids=[self.name])
+
+
+def _passes(suite: str, cls: str, tested: _Tested, *options: str) -> bool:
+    pytest = _pytest()
+    code = pytest.main([str(HERE / suite), *_ALONE, "-o", f"python_classes={cls}", *options], plugins=[tested])
     if code == pytest.ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
     return bool(code == pytest.ExitCode.OK)

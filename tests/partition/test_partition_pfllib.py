@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import zipfile
 from pathlib import Path
 
@@ -128,7 +129,7 @@ def test_content_hash_follows_the_data_not_the_compression(tmp_path):
     assert describe(folder).content != before
 
 
-@pytest.mark.parametrize(("protocol", "module"), [(3, "numpy.core"), (3, "numpy._core"), (4, "numpy._core")])
+@pytest.mark.parametrize(("protocol", "module"), [(3, "numpy.core"), (3, "numpy._core"), (4, None)])
 def test_pickles_of_numpy_1_and_2(tmp_path, protocol, module):
     data = {
         "x": np.asfortranarray(np.arange(6, dtype=">f4").reshape(2, 3)),
@@ -138,8 +139,9 @@ def test_pickles_of_numpy_1_and_2(tmp_path, protocol, module):
     array = np.array(None, dtype=object)
     array[()] = data
     payload = pickle.dumps(array, protocol=protocol)
-    payload = payload.replace(b"cnumpy._core.", f"c{module}.".encode()) if protocol == 3 else payload
-    assert f"{module}.multiarray".encode() in payload
+    if module:  # which differs between numpy 1 and 2; protocol 4 writes the name's length before it
+        payload = re.sub(rb"cnumpy\._?core\.", f"c{module}.".encode(), payload)
+        assert f"{module}.multiarray".encode() in payload
     found = read_pickle(write_pickle(tmp_path / "0.npz", payload))
     np.testing.assert_array_equal(found["x"], data["x"])
     np.testing.assert_array_equal(found["y"], data["y"])
