@@ -106,8 +106,8 @@ def read_indices(engine: Engine, hash: str) -> dict[str, NDArray[Any]]:
 
 def pack_indices(indices: Mapping[str, NDArray[Any]]) -> bytes:
     """The arrays as a compressed .npz."""
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **dict(indices))
+    buffer, arrays = io.BytesIO(), dict[str, Any](indices)
+    np.savez_compressed(buffer, **arrays)  # allow_pickle, an argument in numpy 2, would be an array in numpy 1
     return buffer.getvalue()
 
 
