@@ -141,7 +141,7 @@ def test_pickles_of_numpy_1_and_2(tmp_path, protocol, module):
     payload = pickle.dumps(array, protocol=protocol)
     if module:  # which differs between numpy 1 and 2; protocol 4 writes the name's length before it
         payload = re.sub(rb"cnumpy\._?core\.", f"c{module}.".encode(), payload)
-        assert f"{module}.multiarray".encode() in payload
+    assert re.search(f"{module or 'numpy._?core'}.multiarray".encode(), payload)
     found = read_pickle(write_pickle(tmp_path / "0.npz", payload))
     np.testing.assert_array_equal(found["x"], data["x"])
     np.testing.assert_array_equal(found["y"], data["y"])
