@@ -29,9 +29,9 @@ from pflbench.store.rounds import Speed, speeds
 from pflbench.store.runs import ALL
 
 LONG = 300.0  # seconds: shorter runs get no forecast
-ROUNDS = 3  # of a measurement, whose last round counts: ALA has its initial stage in the second
+ROUNDS = 3  # of a measurement, whose last round counts: ALA has its initial stage in the second; one without a test follows
 BATCHES = (1, 5)  # of each client: two measurements give the time per sample and the constant part
-PATIENCE = 4.0  # seconds after which a measurement ends with the rounds that it has
+PATIENCE = 4.0  # seconds after which a measurement goes no further
 # Below these (samples x parameters, and steps) nothing is measured.
 SMALL_WORK, SMALL_STEPS = 2e9, 20_000
 ROUND_BYTES, CLIENT_BYTES = 700, 90  # of a row of `round` with its indexes and traffic; of each client in it
@@ -127,20 +127,22 @@ def _measure(spec: RunSpec, setting: FederationData, how: Execution) -> Speed:
 
 
 def _timed(spec: RunSpec, setting: FederationData, how: Execution, batches: int) -> tuple[int, float]:
-    """Training samples and seconds of a round on so many batches of each client."""
+    """Training samples, and seconds of a round on so many batches of each client: the mean over tested and untested rounds."""
     device, threads, size = find_device(how.device), torch.get_num_threads(), batches * spec.train.batch_size
     sides = setting.partition
     cut = Partition(tuple(part[:size] for part in sides.train), tuple(part[: max(1, size // 3)] for part in sides.test))
-    begun, seconds = time.monotonic(), 0.0
+    begun, every = time.monotonic(), spec.train.eval_every
+    seconds: list[float] = []
     with exact_arithmetic(device, spec.train.dtype, how.deterministic):
         run = prepare(spec, replace(setting, partition=cut), device, replace(how, save_artifacts_every=0, follow=None))
         fed = run.federation()
         try:
-            for this, *_ in islice(rounds(run.method, fed), ROUNDS):
-                seconds = sum(this.seconds.values())
+            for this, *_ in islice(rounds(run.method, fed, untested=(ROUNDS + 1,)), ROUNDS + (every > 1)):
+                seconds.append(sum(this.seconds.values()))
                 if time.monotonic() - begun > PATIENCE:
                     break
         finally:
             fed.executor.close()
             torch.set_num_threads(threads)
-    return sum(map(len, cut.train)), seconds
+    tested, untested = seconds[:ROUNDS][-1], seconds[-1]
+    return sum(map(len, cut.train)), untested + (tested - untested) / every

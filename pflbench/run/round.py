@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import count
@@ -152,13 +152,16 @@ class CommunicationRound:
         self.flops[phase] = None if counted is None or before is None else counted - before
 
 
-def rounds(method: Method, fed: Federation) -> Iterator[tuple[CommunicationRound, dict[str, Scores], Any]]:
-    """Whole rounds without a database: yields each round, its E1 and the state after it."""
+def rounds(
+    method: Method, fed: Federation, untested: Container[int] = ()
+) -> Iterator[tuple[CommunicationRound, dict[str, Scores], Any]]:
+    """Whole rounds without a database: yields each round, its E1 (none if t is in `untested`) and the state after it."""
     state = method.init(fed.at(0))
     for t in count(1):
         this = CommunicationRound(method, fed, t)
+        this.reception.test_follows = t not in untested
         before, state = state, this.receive(state)
-        scores, _ = this.evaluate(before, state)
+        scores = this.evaluate(before, state)[0] if this.reception.test_follows else {}
         del before  # a state is large
         state = this.update(state)
         yield this, scores, state

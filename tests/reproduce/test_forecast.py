@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from support.report_database import add_run, spec
 
 from pflbench.cli.console import duration
 from pflbench.reproduce import forecast
+from pflbench.run.federation_data import load_federation_data
 from pflbench.run.options import RunOptions
 from pflbench.run.plan import plan
+from pflbench.run.round import rounds
 from pflbench.spec import RunSpec
 from pflbench.store import database as db
 from pflbench.store.rounds import Speed
@@ -79,3 +82,19 @@ def test_a_dry_run_of_reproduce_measures_what_no_round_tells(shell: Shell, monke
     rounds = {name: sum(run["rounds"] for run in shown["runs"] if run["method"] == name) for name in ("fedavg", "fedala")}
     assert shown["seconds"] == pytest.approx(2 * (rounds["fedavg"] + rounds["fedala"] * 1.93 / 1.59))
     assert (set(asked), shown["unknown"], list(Path().iterdir())) == ({"fedavg"}, 0, [])
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_measurement_weighs_tested_and_untested_rounds(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ten rounds nine spare the test, and FedBABU its fine-tuning: one second a test is 0.1 s a round."""
+
+    def one_second_a_test(*a: Any, **k: Any) -> Iterator[Any]:
+        for this, scores, state in rounds(*a, **k):
+            assert this.reception.test_follows == bool(scores)
+            this.seconds = {"evaluation": float(bool(scores))}
+            yield this, scores, state
+
+    monkeypatch.setattr(forecast, "rounds", one_second_a_test)
+    (spec,) = plan(RunOptions(methods=("fedbabu",), datasets=("digits",), eval_every=every))
+    _, seconds = forecast._timed(spec, load_federation_data(spec, Path("data")), forecast.Execution(), 1)
+    assert seconds == pytest.approx(1 / every)
