@@ -140,7 +140,7 @@ def lay_out_data() -> None:
                 pixels = random.integers(0, 256, (32, 32, 3), np.uint8)
                 Path(folder, str(k), f"{n}.ppm").write_bytes(b"P6 32 32 255\n" + pixels.tobytes())
     put_pfllib(Path("MNIST"), side=28, num_classes=10, non_iid=True, balance=False, partition="dir", alpha=0.1)
-    agnews = ("agnews-quick", "agnews-2000", "honest-agnews")
+    agnews = ("agnews-quick", "agnews-2000", "agnews-dir1", "honest-agnews")
     cifar10 = ("cifar10-6000", "cifar10-12000", "honest-cifar10")
     mnist = ("mnist-6000", "mnist-authors", "elastic-mnist", "figure3", "figure4")
     for name in (*agnews, *cifar10, *mnist):
