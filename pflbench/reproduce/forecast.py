@@ -132,17 +132,18 @@ def _timed(spec: RunSpec, setting: FederationData, how: Execution, batches: int)
     sides = setting.partition
     cut = Partition(tuple(part[:size] for part in sides.train), tuple(part[: max(1, size // 3)] for part in sides.test))
     begun, every = time.monotonic(), spec.train.eval_every
-    seconds: list[float] = []
+    tested = untested = 0.0
     with exact_arithmetic(device, spec.train.dtype, how.deterministic):
         run = prepare(spec, replace(setting, partition=cut), device, replace(how, save_artifacts_every=0, follow=None))
         fed = run.federation()
         try:
-            for this, *_ in islice(rounds(run.method, fed, untested=(ROUNDS + 1,)), ROUNDS + (every > 1)):
-                seconds.append(sum(this.seconds.values()))
+            for this, scores, _ in islice(rounds(run.method, fed, untested=(ROUNDS + 1,)), ROUNDS + (every > 1)):
+                untested = sum(this.seconds.values())  # that of a tested round if patience ends first
+                if scores:
+                    tested = untested
                 if time.monotonic() - begun > PATIENCE:
                     break
         finally:
             fed.executor.close()
             torch.set_num_threads(threads)
-    tested, untested = seconds[:ROUNDS][-1], seconds[-1]
     return sum(map(len, cut.train)), untested + (tested - untested) / every
