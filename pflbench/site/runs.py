@@ -143,9 +143,10 @@ def _facts(line: RunLine, series: Sequence[str], cost: Cost | None) -> list[tupl
 
 
 def _costs(cost: Cost) -> list[tuple[str, str | None]]:
+    evaluation = "" if cost.seconds_evaluate is None else f", {cost.seconds_evaluate:.3g} s of evaluation"
     sent = f"{cost.bytes / 1e6:.4g} MB" + ("" if cost.multiple is None else f", {cost.multiple:.4g} times the model")
     return [
-        ("Time per round", f"{cost.seconds_round:.3g} s of training, {cost.seconds_evaluate:.3g} s of evaluation (medians)"),
+        ("Time per round", f"{cost.seconds_round:.3g} s of training{evaluation} (medians)"),
         ("Communication", f"{sent} per participant and round, both ways"),
         ("Peak memory", None if cost.peak_memory is None else f"{cost.peak_memory / 1e6:,.0f} MB"),
     ]

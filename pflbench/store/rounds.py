@@ -90,9 +90,9 @@ class Cost:
     """Costs of one run. Seconds are of reception and update together, without evaluation.
 
     converged: the first evaluated round within the tolerance of the best. seconds_total: up to it. seconds_initial: of that, what
-    the receptions with ALA's initial stage took. seconds_round, seconds_evaluate, parameters, scalars, bytes, flops: medians over
-    all trained rounds; parameters, scalars and bytes per participant, both ways together; flops of all clients together, None if
-    a round has not counted them. bytes_total: of all clients, both ways, up to convergence. multiple: parameters in units of the
+    the receptions with ALA's initial stage took. seconds_round, parameters, scalars, bytes, flops: medians over all trained
+    rounds; parameters, scalars and bytes per participant, both ways together; flops of all clients together, None if a round has
+    not counted them. seconds_evaluate: the median over those that were evaluated, None if none was. bytes_total: of all clients, both ways, up to convergence. multiple: parameters in units of the
     model's size.
     """
 
@@ -101,7 +101,7 @@ class Cost:
     seconds_total: float
     seconds_initial: float
     seconds_round: float
-    seconds_evaluate: float
+    seconds_evaluate: float | None
     parameters: float
     scalars: float
     bytes: float
@@ -126,7 +126,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds per round of one run: the sum of the medians of training and evaluation.
+    """Seconds per round of one run: the medians of its evaluated and of its other rounds, each weighted by their number.
 
     clients: that join a round; epochs: local epochs of each of them.
     """
@@ -286,6 +286,7 @@ def costs(engine: Engine, run_ids: Collection[int], tolerance: float) -> dict[in
 def _cost(of: dict[str, Floats], size: int | None, tolerance: float, stages: list[int]) -> Cost | None:
     """of: columns of all rounds of a run. stages: the rounds after which the reception begins with ALA's initial stage."""
     trained, accuracy = of["participants"] > 0, of["accuracy"]
+    evaluated = trained & ~np.isnan(accuracy)
     if not trained.any() or np.isnan(accuracy).all():
         return None
     best = float(np.nanmax(accuracy))
@@ -308,7 +309,7 @@ def _cost(of: dict[str, Floats], size: int | None, tolerance: float, stages: lis
         # The array of row t is of the reception of round t + 1, whose cost is in row t + 1.
         seconds_initial=math.fsum(receive[within & np.isin(of["round"] - 1, stages)]),
         seconds_round=median(receive + update),
-        seconds_evaluate=median(evaluate),
+        seconds_evaluate=float(np.median(evaluate[evaluated])) if evaluated.any() else None,
         parameters=parameters,
         scalars=per_participant("scalars"),
         bytes=per_participant("bytes"),
@@ -336,13 +337,19 @@ def reached(engine: Engine, run_ids: Collection[int], accuracy: float) -> dict[i
 def speeds(engine: Engine, among: RunScope, methods: Collection[str]) -> list[Speed]:
     """One for each run of these methods that has a trained round, of any status."""
     found = runs.stored(engine, among, RunRow.method.in_(methods))
-    spent = costs(engine, [run.id for run in found], 0.0)
+    phases = (RoundRow.seconds_receive, RoundRow.seconds_update, RoundRow.seconds_evaluate)
+    receive, update, evaluate = (func.coalesce(phase, 0.0) for phase in phases)
+    query = select(RoundRow.run_id, RoundRow.accuracy.is_not(None), receive + update + evaluate)
+    query = query.where(RoundRow.run_id.in_([run.id for run in found]), RoundRow.participants > 0).order_by(RoundRow.run_id)
+    with reading(engine) as c:
+        spent = dict(_by_run(floats(c.execute(query).all(), 3)))
     speeds = []
     for run in found:
-        if cost := spent.get(run.id):
+        if (rows := spent.get(run.id)) is not None:
             clients = int((run.clients - run.spec["train"].get("new_clients", 0)) * run.join_ratio)
             epochs = run.spec["train"]["local_epochs"]
-            seconds = cost.seconds_round + cost.seconds_evaluate
+            kinds = [rows[rows[:, 0] == evaluated, 1] for evaluated in (0, 1)]
+            seconds = sum(float(np.median(kind)) * len(kind) for kind in kinds if len(kind)) / len(rows)
             speeds.append(Speed(run.method, run.dataset, run.model, clients, epochs, seconds))
     return speeds
 

@@ -16,6 +16,7 @@ from pflbench.report.looks import OTHER
 from pflbench.report.selection import Filters
 from pflbench.report.tables.clients import build
 from pflbench.report.tables.grid import FORMATS, render
+from pflbench.site.tables import view
 
 
 def add(engine: Engine, method: str, seed: int, *rounds: dict[int, tuple[int, int]], **of: Any) -> int:
@@ -80,6 +81,12 @@ def test_what_is_printed(filled: Engine) -> None:
         assert "Ditto" in render(grid, name, width=80)
     assert max(map(len, render(grid, width=80).splitlines())) <= 80
     assert grid.runs == (1, 2, 3, 4, 5, 6)
+
+
+def test_a_page_shows_the_whole_setting_above_its_columns(filled: Engine) -> None:
+    shown = view("clients", "", build(filled).grid())
+    assert [(group.head, group.span) for group in shown.groups] == [(("MNIST", "Dir(0.1)"), 5), (("MNIST", "Dir(0.1)"), 3)]
+    assert shown.heads[:2] == (("mean",), ("worst", "tenth"))
 
 
 def test_equal_accuracies_are_not_hurt(engine: Engine) -> None:

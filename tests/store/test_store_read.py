@@ -13,6 +13,7 @@ from support.store_samples import write_round
 from pflbench.errors import UserError
 from pflbench.store import arrays, partitions, rounds, runs, write
 from pflbench.store.runs import ALL, Result, RoundRule, RunScope
+from pflbench.store.write import RoundRecord
 
 pytestmark = pytest.mark.servers
 ACCURACIES = [0.10, 0.50, None, 0.575, 0.575, 0.55]
@@ -177,3 +178,20 @@ def test_a_run_counts_by_its_series_under_the_same_rule(
     assert isinstance(found, Result)
     assert (found.id, found.round, found.used, found.best) == (run, at, used, 0.6)
     assert found.value == pytest.approx(value)
+
+
+def test_the_time_of_a_round_counts_evaluations_as_often_as_they_were(engine: Engine) -> None:
+    """Of five trained rounds two are evaluated, which takes 30 s and 4 s of fine-tuning; one round was held up for an hour."""
+    run = write.create_run(engine, spec(), {})
+    for t, (update, evaluate) in enumerate([(0, 90), (2, None), (6, 30), (3600, None), (6, 30), (2, None)]):
+        accuracy = None if evaluate is None else 0.5
+        seconds = {"seconds_receive": 1.0 * (t > 0), "seconds_update": float(update), "seconds_evaluate": evaluate}
+        write_round(engine, run, RoundRecord(round=t, accuracy=accuracy, participants=20 * (t > 0), **seconds))
+    (speed,) = rounds.speeds(engine, ALL, ["fedavg"])
+    assert speed.seconds == pytest.approx((3 * (1 + 2) + 2 * (1 + 6 + 30)) / 5)
+    assert rounds.costs(engine, [run], 0.0)[run].seconds_evaluate == 30
+    never = write.create_run(engine, spec(seed=1), {})
+    for t, accuracy in enumerate([0.1, None]):
+        write_round(engine, never, RoundRecord(round=t, accuracy=accuracy, participants=20 * t, seconds_update=2.0 * t))
+    assert rounds.costs(engine, [never], 0.0)[never].seconds_evaluate is None
+    assert [one.seconds for one in rounds.speeds(engine, ALL, ["fedavg"])] == [speed.seconds, 2.0]

@@ -90,13 +90,13 @@ class ClientTable:
         means = (CellText(f"{cell.mean:.2f}" if cell else "-", runs=of) for cell, of in zip(cells, runs, strict=True))
         yield Column((*setting.head, "mean"), tuple(means))
         worst = (CellText(f"{cell.worst_tenth:.2f}" if cell else "-") for cell in cells)
-        yield Column((*above[1:], "worst", "tenth"), tuple(worst), beside=True)
+        yield Column((*above, "worst", "tenth"), tuple(worst), beside=True)
         for method in AGAINST:
             share, points, p = zip(*(_entries(cell, method) for cell in cells), strict=True)
             # The second method begins a group of its own: where there is no room, the table is broken before it.
             first = method == LOCAL
             yield Column((*(above if first else setting.head), f"below {labels.method_title(method)} %"), share, beside=first)
-            yield Column((*above[1:], "by", "points"), points, beside=True)
+            yield Column((*above, "by", "points"), points, beside=True)
             yield Column((*above, "p"), p, beside=True)
 
     def _record(self, i: int, j: int) -> dict[str, Any]:
