@@ -92,8 +92,8 @@ class Cost:
     converged: the first evaluated round within the tolerance of the best. seconds_total: up to it. seconds_initial: of that, what
     the receptions with ALA's initial stage took. seconds_round, parameters, scalars, bytes, flops: medians over all trained
     rounds; parameters, scalars and bytes per participant, both ways together; flops of all clients together, None if a round has
-    not counted them. seconds_evaluate: the median over those that were evaluated, None if none was. bytes_total: of all clients, both ways, up to convergence. multiple: parameters in units of the
-    model's size.
+    not counted them. seconds_evaluate: the median over those that were evaluated, None if none was. bytes_total: of all clients,
+    both ways, up to convergence. multiple: parameters in units of the model's size.
     """
 
     best: float

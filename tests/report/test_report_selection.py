@@ -12,12 +12,13 @@ from support.command import Shell
 from support.report_database import add_run, spec
 
 from pflbench.errors import UserError
-from pflbench.report import selection
+from pflbench.report import looks, selection
+from pflbench.report.arrangement import arrange
 from pflbench.report.selection import Filters
 from pflbench.report.tables import accuracy
 from pflbench.store import database as db
 from pflbench.store import runs
-from pflbench.store.runs import RoundRule
+from pflbench.store.runs import ALL, RoundRule
 
 P = "json_extract(spec, '$.method.hyperparameters.p')"
 
@@ -92,6 +93,14 @@ def test_rows_of_a_method_are_in_the_order_of_their_numbers(engine: Engine) -> N
         add_run(engine, spec("fedala", hyperparameters={"s": s}), [0.9])
     rows = [row.label for row in accuracy.build(engine).rows]
     assert rows == ["FedALA (s=0.5)", "FedALA (s=5)", "FedALA (s=10)", "FedALA (s=100)"]
+
+
+def test_the_usual_values_have_the_method_s_own_look(engine: Engine) -> None:
+    for s in (5.0, 80.0, 100.0):
+        add_run(engine, spec("fedala", hyperparameters={"s": s}), [0.9])
+    drawn = {row.label: row.look for row in arrange(runs.results(engine, ALL, RoundRule("best"))).rows}
+    assert drawn["FedALA"] == looks.of("fedala")
+    assert len(set(drawn.values())) == 3
 
 
 def test_table_and_plot_take_the_same_filters(shell: Shell, tmp_path: Path) -> None:
