@@ -39,8 +39,14 @@ DASHES = (
     (2, 1),
     (4, 1.5, 4, 1.5, 1, 1.5),
 )
-# The methods that are most often drawn together come first and have a colour of their own among themselves.
-ORDER = tuple(dict.fromkeys(("fedala", "fedavg", "ditto", "local", "fedprox", "fedrep", "pfedme", *METHODS)))
+# Seven to a row, one in each colour: those most often drawn together first, and few in FedALA's that are drawn beside it.
+_ROWS = (
+    *("fedala", "fedavg", "ditto", "local", "fedprox", "fedrep", "pfedme"),
+    *("elastic", "apple", "per-fedavg", "fedavg-c", "fedamp", "fedfomo", "fedphp"),
+    *("feddeper", "fedbabu", "partialfed", "lg-fedavg", "fedavg-ft", "fedper", "fedprox-c"),
+    "heurfedamp",
+)
+ORDER = tuple(dict.fromkeys((*_ROWS, *METHODS)))
 _PAIRS = len(COLOURS) * len(MARKERS)  # all different, as 7 and 9 have no common factor
 _FREE = _PAIRS - len(ORDER)
 _SHADES = -(-len(ORDER) // len(COLOURS))  # listed methods to a colour

@@ -11,7 +11,7 @@ from support.pages import pages
 from support.report_database import add_run, spec
 
 from pflbench import methods
-from pflbench.report import looks
+from pflbench.report import looks, paper
 from pflbench.report.figures import curves
 from pflbench.report.selection import Filters
 
@@ -74,3 +74,9 @@ def test_with_ala_a_method_keeps_colour_and_marker() -> None:
 def test_methods_that_are_often_drawn_together_have_colours_of_their_own() -> None:
     common = ("local", "fedavg", "fedprox", "fedrep", "pfedme", "ditto", "fedala")
     assert len({looks.of(name).colour for name in common}) == len(common)
+
+
+def test_fedala_s_colour_is_its_own_in_its_paper_s_tables() -> None:
+    rivals = {*paper.seconds_per_iteration(), "fedbabu", "fedper", "fedrod", "fedavg-ft"} - {"fedala"}
+    assert len(rivals) > 15
+    assert looks.of("fedala").colour not in {looks.of(name).colour for name in rivals}
