@@ -150,12 +150,13 @@ def _rows(results: Iterable[Result]) -> dict[str, Row]:
         ordered = sorted(variants[method].items(), key=lambda item: (item[1]["version"], _by_number(item[0])))
         apart = _departing(method, [{**of["hyperparameters"], "version": of["version"]} for _, of in ordered])
         title = labels.method_title(method, plugin_titles.get(method))
-        # The row with the usual values has the look that the method has where it stands alone.
-        look = {i: drawn[method, k] for k, i in enumerate(sorted(range(len(apart)), key=lambda i: len(apart[i]) > 0))}
+        # The row with the usual values looks as the method does where it has one row.
+        usual_first = sorted(range(len(apart)), key=lambda i: bool(apart[i]))
         for i, ((key, of), differing) in enumerate(zip(ordered, apart, strict=True)):
             extra = ", ".join(labels.words(k, v) for k, v in differing.items())
             label = (f"{title} ({extra})" if extra else title) + (f" {TEST_LABELS}" if of["test_labels"] else "")
-            rows[key] = Row(key, method, title, label, of["version"], of["hyperparameters"], look[i], of["test_labels"])
+            look = drawn[method, usual_first.index(i)]
+            rows[key] = Row(key, method, title, label, of["version"], of["hyperparameters"], look, of["test_labels"])
     return rows
 
 

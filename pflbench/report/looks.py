@@ -39,7 +39,8 @@ DASHES = (
     (2, 1),
     (4, 1.5, 4, 1.5, 1, 1.5),
 )
-# Seven to a row, one in each colour: those most often drawn together first, and few in FedALA's that are drawn beside it.
+# A row has one method for each colour. Methods that are often compared are in one row; those that have FedALA's colour are
+# seldom compared with it.
 _ROWS = (
     *("fedala", "fedavg", "ditto", "local", "fedprox", "fedrep", "pfedme"),
     *("elastic", "apple", "per-fedavg", "fedavg-c", "fedamp", "fedfomo", "fedphp"),

@@ -180,7 +180,7 @@ def test_a_run_counts_by_its_series_under_the_same_rule(
     assert found.value == pytest.approx(value)
 
 
-def test_the_time_of_a_round_counts_evaluations_as_often_as_they_were(engine: Engine) -> None:
+def test_evaluated_and_other_rounds_count_by_their_number_in_the_time_of_a_round(engine: Engine) -> None:
     """Of five trained rounds two are evaluated, which takes 30 s and 4 s of fine-tuning; one round was held up for an hour."""
     run = write.create_run(engine, spec(), {})
     for t, (update, evaluate) in enumerate([(0, 90), (2, None), (6, 30), (3600, None), (6, 30), (2, None)]):
