@@ -70,8 +70,8 @@ ROUND_RULE = o.option(
 )
 AT = o.option(
     str,
-    "accuracy, ranks: results at equal cost: only rounds up to which a run had spent so much since round 1 count. flops=5T, "
-    "bytes=200M (of all clients), seconds=10min (of training) or rounds=50.",
+    "accuracy, ranks, evidence: results at equal cost: only rounds up to which a run had spent so much since round 1 count. "
+    "flops=5T, bytes=200M (of all clients), seconds=10min (of training) or rounds=50.",
     "--at",
     metavar="MEASURE=X",
 )

@@ -13,7 +13,7 @@ from pflbench import interrupts
 from pflbench.cli import options as o
 from pflbench.cli.console import command_line, message, say
 from pflbench.cli.db import opened
-from pflbench.cli.reports import FILTERS, found_runs, uncollected
+from pflbench.cli.reports import FILTERS, ROUND_RULE, found_runs, uncollected
 from pflbench.errors import NothingYet
 from pflbench.plain import without_passwords
 from pflbench.store.files import write_text
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DEFAULT_OUTPUT = Path("reports/report.html")
 DEFAULT_PORT = 8765
+_RULE = o.group(round_rule=ROUND_RULE)
 
 
 def _made(url: str) -> Made:
@@ -40,11 +41,12 @@ def _made(url: str) -> Made:
 
 
 @uncollected()
-@o.taking(which=FILTERS)
+@o.taking(which=FILTERS, by=_RULE)
 def report(
     *,
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")] = DEFAULT_OUTPUT,
     which: o.Given,
+    by: o.Given,
     pages: Annotated[
         str,
         typer.Option(
@@ -62,7 +64,7 @@ def report(
     from pflbench.store.database import to_url
 
     with opened(db) as engine:
-        built = page.build(engine, _made(to_url(db)), Filters(**which), pages)
+        built = page.build(engine, _made(to_url(db)), Filters(**which), pages, by["round_rule"] or "best")
         text = html.document(built, runs.pages(engine, built.runs, built.pages))
     if output == DEFAULT_OUTPUT:
         output.parent.mkdir(exist_ok=True)
@@ -71,15 +73,16 @@ def report(
     say(output)
 
 
-@o.taking(which=FILTERS)
+@o.taking(which=FILTERS, by=_RULE)
 def serve(
     *,
     which: o.Given,
+    by: o.Given,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1.")] = DEFAULT_PORT,
     db: o.Db = o.DEFAULT_DB,
 ) -> None:
     """Show the page of `report` live in a browser, on this machine only and read-only. Ctrl-C ends it."""
-    from pflbench.report.selection import Filters
+    from pflbench.report.selection import Filters, parse
     from pflbench.site import page
     from pflbench.site.serve import Server
     from pflbench.store.database import connect_read_only, to_url
@@ -88,13 +91,18 @@ def serve(
 
     interrupts.stopping = b"\n"  # no run to keep a checkpoint of
     url = to_url(db)
-    made, filters = _made(url), Filters(**which)
+    made, filters, rule = _made(url), Filters(**which), by["round_rule"] or "best"
+    parse(rule)
     with friendly(url):
         engine = connect_read_only(url)
+
+        def newest() -> page.Page:
+            return page.build(engine, replace(made, at=now()), filters, "all", rule, live=True)
+
         try:
             with suppress(NothingYet):
                 found_runs(engine, which)  # refuses what no run has
-            with Server(engine, lambda: page.build(engine, replace(made, at=now()), filters, "all", live=True), port) as server:
+            with Server(engine, newest, port) as server:
                 say(server.address, flush=True)
                 message(f"{without_passwords(db, alone=True)}, read-only. Ctrl-C ends it.")
                 server.serve_forever()

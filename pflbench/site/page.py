@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any, TypeVar
 
 from sqlalchemy import Engine
@@ -13,7 +14,7 @@ from pflbench.errors import UserError
 from pflbench.report import figures
 from pflbench.report.declared import PLOTS, TABLES, Kind, Report
 from pflbench.report.papermap import EXHIBITS, Exhibit, Part
-from pflbench.report.selection import Filters, statuses
+from pflbench.report.selection import Filters, parse, statuses
 from pflbench.report.web import Interactive, reraise_database_error
 from pflbench.site import runs, tables
 from pflbench.site.runs import RunLine
@@ -112,27 +113,34 @@ class Page:
         return runs.settings(self.runs)
 
 
-def build(engine: Engine, made: Made, filters: Filters, pages: str = "auto", *, live: bool = False) -> Page:
+def build(
+    engine: Engine, made: Made, filters: Filters, pages: str = "auto", round_rule: str = "best", *, live: bool = False
+) -> Page:
     """The page about the runs that pass the filters.
 
     pages: which runs have pages of their own: "all", "shown" (those of the tables and figures), "none", their numbers ("3,17"),
-    or "auto": all up to MOST runs, else none.
+    or "auto": all up to MOST runs, else none. round_rule: as of `selection.parse`, for the tables and figures that have one.
 
-    Raises UserError for unknown names, and if there are no runs, unless the page is live.
+    Raises UserError for unknown names and rules, and if there are no runs, unless the page is live.
     """
     if not re.fullmatch(rf"auto|{'|'.join(PAGES)}|\d{{1,15}}(,\d{{1,15}})*", pages):
         raise UserError(f"--runs {pages} is not possible.", f"Write {', '.join(PAGES)}, or numbers of runs: --runs 3,17.")
+    parse(round_rule)
     filters = replace(filters, kept={})
     wanted = statuses(filters.status or ["any"])
     empty = live and not distinct(engine, filters.among(engine), "method")
     lines = runs.listed(engine, [] if empty else [run for run in filters.matching(engine) if run.status in wanted])
     most = FIGURES if len(lines) > MOST else None
 
+    def by_rule(report: Callable[..., Any]) -> dict[str, str]:
+        return {"round_rule": round_rule} if "round_rule" in signature(report).parameters else {}
+
     def table(report: Report) -> TableView:
-        return tables.view(report.name, report.title, report.load()(engine, filters).grid())
+        build = report.load()
+        return tables.view(report.name, report.title, build(engine, filters, **by_rule(build)).grid())
 
     def group(report: Report) -> FigureGroup:
-        drawn = figures.pages(report.name, engine, filters, most)
+        drawn = figures.pages(report.name, engine, filters, most, **by_rule(report.load("page")))
         return FigureGroup(report.name, report.title, drawn, most is not None and len(drawn) >= most)
 
     filled, unfilled = _possible(TABLES.values(), table)

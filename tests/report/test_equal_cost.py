@@ -16,7 +16,7 @@ from pflbench.errors import UserError
 from pflbench.report import budgets
 from pflbench.report.figures import curves
 from pflbench.report.selection import Filters
-from pflbench.report.tables import accuracy, overhead, ranks
+from pflbench.report.tables import accuracy, evidence, overhead, ranks
 from pflbench.report.tables.grid import render
 from pflbench.store import database as db
 from pflbench.store import write
@@ -34,14 +34,20 @@ def add(
     device: str = "A",
     seed: int = 0,
     beta: float = 0.1,
+    samples: int = 0,
 ) -> int:
-    """A run whose rounds cost so many GFLOP, half a second, and a megabyte each way; its first value is the initial model's."""
+    """A run whose rounds cost so many GFLOP, half a second, and a megabyte each way; its first value is the initial model's.
+
+    samples: of the one client that is tested.
+    """
     place = {"scheme": "dirichlet", "beta": beta, "clients": 20}
     run = write.create_run(engine, spec(method, seed, partition=place, hyperparameters={}), {"cores": 2})
     write.update_run(engine, run, status="finished", device=device, parameters=1000)
     for t, value in enumerate(values):
         cost = {"flops": flops and flops * G, "bytes_up": 10**6, "bytes_down": 10**6, "seconds_update": 0.5, "participants": 20}
-        write_round(engine, run, RoundRecord(round=t, accuracy=value, **(cost if t else {})))
+        of_client = {"clients": [0], "correct": [round(value * samples)], "total": [samples], "loss": [1.0]}
+        tested = {name: np.array(one) for name, one in of_client.items()} if samples else {}
+        write_round(engine, run, RoundRecord(round=t, accuracy=value, **(cost if t else {}), **tested))
     return run
 
 
@@ -133,6 +139,24 @@ def test_seconds_of_another_machine_are_marked(engine: Engine) -> None:
         assert len(marked) == 1
     for at in ("flops=1G", "bytes=2M", "rounds=1", None):
         assert "§" not in render(accuracy.build(engine, at=at).grid())
+
+
+def test_claims_at_equal_cost(engine: Engine) -> None:
+    """FedALA is above FedAvg after four rounds of each, and below it within the FLOPs of four rounds of FedAvg."""
+    for method, values, flops in (("fedavg", [0.1, 0.3, 0.5, 0.6, 0.7], 1), ("fedala", [0.1, 0.2, 0.4, 0.7, 0.9], 2)):
+        add(engine, method, values, flops, device=method, samples=500)
+
+    def found(at: str | None) -> tuple[float, str]:
+        (claim,) = evidence.build(engine, at=at).findings.values()
+        return pytest.approx(claim.gap), claim.verdict
+
+    assert found(None) == (20, "confirmed")
+    assert found("flops=4G") == (-30, "not confirmed")
+    assert found("rounds=3") == (10, "confirmed")
+    assert not any("achine" in note for note in evidence.build(engine, at="flops=4G").notes)
+    timed = evidence.build(engine, at="seconds=1").notes
+    assert {"Made on: fedavg, 2 cores, 1 run at a time.", "Times of different machines or loads do not compare."} < {*timed}
+    assert "Another machine or load: fedala, 2 cores, 1 run at a time (FedALA)." in timed
 
 
 def test_a_papers_table_at_equal_cost_is_another_protocol(engine: Engine) -> None:

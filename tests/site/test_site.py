@@ -151,6 +151,20 @@ def test_every_table_and_figure_is_there_or_among_those_left_out(whole: tuple[Pa
     assert heterogeneity.hint.endswith("pflbench run -m fedavg -d tiny --model cnn --beta 0.01 --clients 20")
 
 
+def test_the_rule_for_rounds_is_that_of_every_table_that_has_one(stored: Engine) -> None:
+    built = build(stored, MADE, Filters(), round_rule="last")
+    views = {view.name: view.grid for view in built.tables}
+    assert [cell.text for cell in views["accuracy"].columns[0].entries] == [
+        "8.00 ± 0.00 (2)", "83.50 ± 3.50 (2)", "98.00 ± 0.00 (2) *", "83.33",
+    ]  # fmt: skip
+    assert {name for name, grid in views.items() if "Result of a run: its last evaluated round." in " ".join(grid.notes)} == {
+        "accuracy", "table2",
+    }  # fmt: skip
+    assert built.leaders[0].best[1][1].text.startswith("83.50")
+    with pytest.raises(UserError, match="--round-rule worst is not possible"):
+        build(stored, MADE, Filters(), round_rule="worst")
+
+
 def test_a_table_as_csv_is_that_of_the_command(stored: Engine, whole: tuple[Page, str], shell: Shell) -> None:
     _, text = whole
     link = next(a["href"] for tag, a in Elements(text).tags if tag == "a" and a.get("download") == "accuracy.csv")

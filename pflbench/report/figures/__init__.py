@@ -17,9 +17,14 @@ from pflbench.report.selection import Filters
 from pflbench.report.web import Interactive
 
 
-def pages(name: str, engine: Engine, filters: Filters = Filters(), most: int | None = None) -> tuple[Interactive, ...]:
-    """The figures of this name for a page: of so many settings or runs, or of all. Raises UserError where nothing is drawn."""
-    made = tuple(_distinct(PLOTS[name].load("page")(engine, filters, most)))
+def pages(
+    name: str, engine: Engine, filters: Filters = Filters(), most: int | None = None, **options: str
+) -> tuple[Interactive, ...]:
+    """The figures of this name for a page: of so many settings or runs, or of all. options: of the figure's `page`.
+
+    Raises UserError where nothing is drawn.
+    """
+    made = tuple(_distinct(PLOTS[name].load("page")(engine, filters, most, **options)))
     if not made:
         raise UserError("There is nothing to draw.")
     return made

@@ -52,11 +52,12 @@ def plot(
     return render.of_settings(found, drawn, said, first=[zero])
 
 
-def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
+def page(engine: Engine, filters: Filters, most: int | None = None, *, round_rule: str = "best") -> list[Interactive]:
     """The `most` settings with the most runs, or all. Raises UserError where no setting has Local or FedAvg beside others."""
-    compared = compare(engine, filters, selection.BEST)
+    rule = selection.parse(round_rule)
+    compared = compare(engine, filters, rule)
     panels = [(j, panel(compared, j, zero_label([compared.bases[j]]))) for j in busiest(compared.found, most)]
-    return [web.figure("clients", one, caption([one], compared, [j], selection.BEST), compared.found.notes) for j, one in panels]
+    return [web.figure("clients", one, caption([one], compared, [j], rule), compared.found.notes) for j, one in panels]
 
 
 def compare(engine: Engine, filters: Filters, rule: RoundRule, against: Against | None = None) -> Compared:

@@ -121,9 +121,9 @@ def _caption(table: Ranks, bars: str) -> str:
     return f"{ranked} {bars}" if table.rejected else ranked
 
 
-def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
+def page(engine: Engine, filters: Filters, most: int | None = None, *, round_rule: str = "best") -> list[Interactive]:
     """One figure. Raises UserError for fewer than three rows or fewer than two settings that all rows have."""
-    table = ranks.build(engine, filters)
+    table = ranks.build(engine, filters, round_rule=round_rule)
     half, look = table.critical / 2, Look(GREY, "o", 0, 0)
     bars = [Trace([rank - half, rank + half], [i, i], look, draws="lines", width=1) for i, rank in enumerate(table.average)]
     points = [_point(table, i) for i in range(len(table.rows))]

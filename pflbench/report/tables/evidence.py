@@ -20,6 +20,7 @@ from pflbench.report.labels import counted, words
 from pflbench.report.selection import Filters
 from pflbench.report.statistics import p_text
 from pflbench.report.tables.grid import CellText, Column, Grid
+from pflbench.report.tables.machines import ELSEWHERE, Machines, made_on
 from pflbench.store import partitions
 from pflbench.store.rounds import tested
 from pflbench.store.runs import RoundRule
@@ -160,7 +161,17 @@ class EvidenceTable:
                 for one in self.agreements
             ),
             *self.found.notes,
+            *self._machines,
         )
+
+    @property
+    def _machines(self) -> list[str]:
+        """Where accuracy depends on seconds."""
+        if self.round_rule.at is None or self.round_rule.at.measure != "seconds":
+            return []
+        made = {place: [made_on(run) for run in runs] for place, runs in self.found.cells.items()}
+        notes = Machines.of(made).notes([row.label for row in self.found.rows])
+        return [note.replace(f"{ELSEWHERE}: a", "A") for note in notes]  # no cell here is a single method's
 
     @property
     def _variants(self) -> list[str]:
@@ -173,12 +184,12 @@ class EvidenceTable:
         return f"{self.found.settings[j].title}: {tally}."
 
 
-def build(engine: Engine, filters: Filters = Filters(), *, round_rule: str = "best") -> EvidenceTable:
-    """The claims of which both methods have runs in a setting.
+def build(engine: Engine, filters: Filters = Filters(), *, round_rule: str = "best", at: str | None = None) -> EvidenceTable:
+    """The claims of which both methods have runs in a setting. at: as of `budgets.parse`.
 
     Raises UserError where there is none.
     """
-    rule = selection.parse(round_rule)
+    rule = selection.parse(round_rule, at)
     found = filters.select(engine, rule)
     sides = _sides(engine, found)
     both = {
