@@ -46,7 +46,7 @@ def claims() -> tuple[Claim, ...]:
     above += [(_LEADERBOARD, name, BASELINE) for name in listed if name not in (BASELINE, "fedprox", LEADER)]
     found = []
     for source, better, worse in above:
-        gaps = (of[better] - of[worse] for of in printed[source].values() if {better, worse} <= of.keys())
+        gaps = (round(of[better] - of[worse], 2) for of in printed[source].values() if {better, worse} <= of.keys())
         found.append(Claim(better, worse, source, tuple(gaps)))
     return tuple(found)
 
