@@ -195,12 +195,19 @@ class Federation:
         return others.index_copy(0, S, received)
 
     def collect(
-        self, rows: Tensor, S: Tensor, *, scalars: int | npt.NDArray[np.int64] = 0, since: Tensor | float | None = None
+        self,
+        rows: Tensor,
+        S: Tensor,
+        *,
+        scalars: int | npt.NDArray[np.int64] = 0,
+        since: Tensor | float | None = None,
+        memory: bool = True,
     ) -> Tensor:
         """Clients -> server: rows [c, ...], counted; raises Diverged for a non-finite upload, which is never averaged.
 
         Returns what the server gets. since: what both have and compressed uploads are the change of ([P], [c, P], or 0.0 where
-        the rows are changes themselves); without it, rows are never compressed (methods.md 2.14).
+        the rows are changes themselves); without it, rows are never compressed (methods.md 2.14). memory: whether what topk leaves
+        out is added to the client's next upload; False where the next change holds it anyway.
         """
         self.require_finite(rows, S, "upload")
         clients = S.cpu().numpy()
@@ -208,22 +215,23 @@ class Federation:
         self.ledger.traffic[clients, SCALARS_UP] += scalars
         if self._initialise is not None:
             self.uploads.append(rows)
-        return rows if self.protocol.upload == "full" or not rows.shape[-1] else self._compressed(rows, S, since)
+        return rows if self.protocol.upload == "full" or not rows.shape[-1] else self._compressed(rows, S, since, memory)
 
-    def _compressed(self, rows: Tensor, S: Tensor, since: Tensor | float | None) -> Tensor:
-        """The rows as the server gets them; what topk leaves out is added to the client's next upload of the same kind."""
+    def _compressed(self, rows: Tensor, S: Tensor, since: Tensor | float | None, memory: bool) -> Tensor:
+        """The rows as the server gets them. memory: what topk leaves out is added to the client's next upload of the same kind."""
         protocol, width, word = self.protocol, rows.shape[1], rows.itemsize
         if since is None:
             full = f"{width:,} numbers of each upload are sent in full, since the server has nothing that they are a change of."
             self.ledger.note("upload", f"--upload {protocol.upload}: {full}")
             return rows
-        change, memory = rows - since, f"left out of upload {self.ledger.compressed}"
-        if protocol.kept_share is not None:
-            self.buffers.setdefault(memory, rows.new_zeros(self.size, width))
-            change += self.buffers[memory][S]
+        change, left_out = rows - since, f"left out of upload {self.ledger.compressed}"
+        memory = memory and protocol.kept_share is not None
+        if memory:
+            self.buffers.setdefault(left_out, rows.new_zeros(self.size, width))
+            change += self.buffers[left_out][S]
         sent = compressed(protocol, change)
-        if protocol.kept_share is not None:
-            self.buffers[memory][S] = change - sent
+        if memory:
+            self.buffers[left_out][S] = change - sent
         self.ledger.compressed += 1
         self.ledger.spared[S.cpu().numpy()] += word * width - upload_bytes(protocol, width, word)
         return since + sent

@@ -62,8 +62,9 @@ class SCAFFOLD(Method):
         given: StepArguments = {"drift": s.c - s.c_i[S], "eta": fed.lr}
         dy_S = fed.train_by(step, x_S, S, carry={"y": x_S}, given=given, plan=plan)["y"] - x_S
         dc_S = self.control(fed, s, S, plan, dy_S) - s.c_i[S]
-        sent_S = fed.collect(torch.cat([dy_S, dc_S], dim=1), S, since=0.0)
-        dy_S, dc_S = (part.contiguous() for part in sent_S.tensor_split(2, dim=1))
+        dy_S = fed.collect(dy_S, S, since=0.0)
+        # c_i moves by what is sent, so that the next change holds what was not.
+        dc_S = fed.collect(dc_S, S, since=0.0, memory=False)
         x = s.x + self.eta_g * fed.mean(dy_S, S, self.aggregation)
         return SCAFFOLDState(x, s.c + dc_S.sum(0) / len(fed.candidates()), put(s.c_i, S, s.c_i[S] + dc_S))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,27 @@ def test_what_is_not_sent_is_kept(upload: str, what: str, monkeypatch: pytest.Mo
     assert sent.any()
 
 
+def test_control_variates_become_the_gradients_of_a_model_that_stands_still() -> None:
+    """One batch a round at a rate of 1e-9: every gradient stays what it is, and is sent in ten rounds, a tenth in each."""
+    whole, few = (federation("scaffold", n=(10, 10), lr=1e-9, upload=form) for form in ("full", "topk:0.1"))
+    gradients = train(make("scaffold"), whole, 1).c_i
+    assert float(gradients.abs().max()) > 0.1
+    for rounds in (11, 30):
+        assert float((train(make("scaffold"), few, rounds).c_i - gradients).abs().max()) < 1e-6
+        few.buffers.clear()
+
+
+def test_a_model_that_goes_on_from_its_own_arrives_once() -> None:
+    """A client of PartialFed keeps all layers, 1 away from the server's, at a rate of 1e-9: in eleven rounds they are there."""
+    fed, method = federation("partialfed", n=(10,), lr=1e-9, upload="topk:0.1"), make("partialfed")
+    first = method.init(fed.at(0))
+    keeps = first.strategy.a + torch.tensor([0.0, 1e3])
+    state = replace(first, theta=first.theta + 1, strategy=replace(first.strategy, a=keeps))
+    for _ in range(3):
+        state = train(method, fed, 11, state)
+        assert float((state.w - state.theta).abs().max()) < 1e-6
+
+
 @pytest.mark.parametrize("name", rest_slow(COMPRESSING, "fedavg", "scaffold", "fedpac", "feddyn"))
 def test_all_entries_are_the_whole_upload(name: str) -> None:
     few: dict[str, Any] = {"n": (12, 5, 9), "join_ratio": 0.7}
@@ -133,7 +155,7 @@ def test_bytes_are_those_sent_and_parameters_those_meant(upload: str) -> None:
     this = CommunicationRound(make("scaffold"), fed, 1)
     this.update(this.receive(make("scaffold").init(fed)))
     P, joined = fed.flat.size, np.isin(np.arange(3), this.S)
-    each = 2 * P + 8 if upload == "int8" else int(0.1 * 2 * P) * 12
+    each = 2 * (P + 8 if upload == "int8" else int(0.1 * P) * 12)
     assert this.bytes_up.tolist() == (joined * each).tolist()
     assert this.traffic[:, PARAMS_UP].tolist() == (joined * 2 * P).tolist()
     assert this.bytes_down.tolist() == (joined * 2 * P * 8).tolist()
