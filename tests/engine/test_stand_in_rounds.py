@@ -44,7 +44,7 @@ WAITS = {
     "fedbabu": 39,
     "fedbn": 25,
     "apfl": 34,
-    "scaffold": 25,
+    "scaffold": 27,
     "moon": 23,
     "feddyn": 23,
     "fedrod": 32,

@@ -154,8 +154,8 @@ def test_the_rate_of_the_heads():
         method = FedPAC(head_lr=rate)
         fed = f2("loop", method)
         (state,) = updated(method, fed, [0, 1])
-        same = torch.equal(state.theta[:, fed.flat.head], fed.everyone(fed.initial())[:, fed.flat.head])
-        assert same == expected
+        moved = (state.theta - fed.initial())[:, fed.flat.head].abs().max()
+        assert (moved < 1e-12) == expected  # the server's combination of equal heads rounds
     (given,), (default,) = (updated(FedPAC(head_lr=rate), f2("loop", FedPAC()), [0, 1]) for rate in (0.1, "lr"))
     close(given.theta, default.theta, 0)
 
