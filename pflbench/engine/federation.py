@@ -206,8 +206,8 @@ class Federation:
         """Clients -> server: rows [c, ...], counted; raises Diverged for a non-finite upload, which is never averaged.
 
         Returns what the server gets. since: what both have and compressed uploads are the change of ([P], [c, P], or 0.0 where
-        the rows are changes themselves); without it, rows are never compressed (methods.md 2.14). memory: whether what topk leaves
-        out is added to the client's next upload; False where the next change holds it anyway.
+        the rows are changes themselves); without it, rows are never compressed (methods.md 2.14). memory: whether what topk
+        leaves out is added to the client's next upload; False where the next change holds it anyway.
         """
         self.require_finite(rows, S, "upload")
         clients = S.cpu().numpy()
@@ -218,7 +218,7 @@ class Federation:
         return rows if self.protocol.upload == "full" or not rows.shape[-1] else self._compressed(rows, S, since, memory)
 
     def _compressed(self, rows: Tensor, S: Tensor, since: Tensor | float | None, memory: bool) -> Tensor:
-        """The rows as the server gets them. memory: what topk leaves out is added to the client's next upload of the same kind."""
+        """The rows as the server gets them. memory: what topk leaves out is added to the client's next upload of that kind."""
         protocol, width, word = self.protocol, rows.shape[1], rows.itemsize
         if since is None:
             full = f"{width:,} numbers of each upload are sent in full, since the server has nothing that they are a change of."
