@@ -65,7 +65,7 @@ def export(
         hint = " `run --metrics-every` computes them." if kind == "measures" else ""
         message(f"No rows{'' if output is None else f' in {output}'}: there are no such {kind.replace('-', ' ')}.{hint}")
     elif output is not None:
-        message(f"Wrote {output}: {count:,} rows.")
+        message(f"Wrote {output}: {count:,} row{'s' * (count != 1)}.")
 
 
 def import_(

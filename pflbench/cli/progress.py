@@ -170,4 +170,5 @@ def _figures(step: Step) -> str:
         return f"resumed after round {step.round}" if step.kind == "resumed" else began
     accuracies = {"accuracy": step.accuracy, "best": step.best}
     known = [f"{name} {100 * value:.2f} %" for name, value in accuracies.items() if value is not None]
-    return "  ".join((*known, f"{step.seconds:.3g} s/round"))
+    speed = [f"{step.seconds:.3g} s/round"] if step.seconds else []  # none of a run that has ended
+    return "  ".join((*known, *speed))

@@ -64,7 +64,7 @@ def list_(
 @app.command()
 def show(
     run: RunArgument,
-    last: Annotated[int, typer.Option("--last", "-n", min=1, help="Show the last N rounds.")] = 10,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, max=10**9, help="Show the last N rounds.")] = 10,
     db: o.Db = o.DEFAULT_DB,
     as_json: o.Json = False,
 ) -> None:

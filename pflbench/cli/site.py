@@ -59,6 +59,7 @@ def report(
     db: o.Db = o.DEFAULT_DB,
 ) -> None:
     """Write all tables, figures and runs into one HTML file that needs no network, and print its path."""
+    from pflbench.report.labels import counted
     from pflbench.report.selection import Filters
     from pflbench.site import html, page, runs
     from pflbench.store.database import to_url
@@ -69,7 +70,8 @@ def report(
     if output == DEFAULT_OUTPUT:
         output.parent.mkdir(exist_ok=True)
     write_text(output, text)
-    message(f"{len(built.tables)} tables, {len(built.figures)} figures, pages of {len(built.pages)} of {len(built.runs)} runs.")
+    pages_of = f"pages of {len(built.pages)} of {counted(len(built.runs), 'run')}"
+    message(f"{len(built.tables)} tables, {len(built.figures)} figures, {pages_of}.")
     say(output)
 
 

@@ -65,7 +65,7 @@ def _proportions(spec: Dirichlet, admissible: NDArray[np.bool_], stream: np.rand
 
 
 def _hopeless(spec: Dirichlet, failure: str, least: int | None = None) -> UserError:
-    smaller = "" if least is None else f", or --min-samples below {least}"
+    smaller = "" if least in (None, 1) else f", or --min-samples below {least}"
     return UserError(
         f"No Dir({spec.beta:g}) partition over {spec.clients} clients {failure}.",
         f"Use a larger --beta, fewer --clients{smaller}.",

@@ -144,12 +144,13 @@ def _rows(results: Iterable[Result]) -> dict[str, Row]:
     for r in results:
         variants[r.method][row_key(r)] = r.spec["method"]
     plugin_titles = {r.method: r.title for r in results if r.title}
+    titles = {method: labels.method_title(method, plugin_titles.get(method)) for method in variants}
     drawn = looks.assign((method, i) for method, of in variants.items() for i in range(len(of)))
     rows = {}
     for method in sorted(variants, key=labels.method_rank):
         ordered = sorted(variants[method].items(), key=lambda item: (item[1]["version"], _by_number(item[0])))
         apart = _departing(method, [{**of["hyperparameters"], "version": of["version"]} for _, of in ordered])
-        title = labels.method_title(method, plugin_titles.get(method))
+        title = titles[method] if [*titles.values()].count(titles[method]) == 1 else f"{titles[method]}, {method}"
         # The row with the usual values looks as the method does where it has one row.
         usual_first = sorted(range(len(apart)), key=lambda i: bool(apart[i]))
         for i, ((key, of), differing) in enumerate(zip(ordered, apart, strict=True)):

@@ -344,7 +344,7 @@ def parse(text: str, at: str | None = None) -> RoundRule:
     plain = {str(rule): rule for rule in (BEST, RoundRule("val"), RoundRule("last"))}
     if text in plain:
         return replace(plain[text], at=budget)
-    if count := re.fullmatch("mean-last:0*([1-9][0-9]*)", text):
+    if count := re.fullmatch("mean-last:0*([1-9][0-9]{0,8})", text):
         return RoundRule("mean-last", int(count[1]), budget)
     raise UserError(
         f"--round-rule {text} is not possible.",

@@ -48,7 +48,7 @@ def read(path: Path, name: str | None = None) -> Study:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        hint = f"`sweep run` takes a YAML file; a stored sweep continues with `pflbench sweep resume {path}`."
+        hint = f"`sweep run` takes a YAML file; a stored sweep continues with `pflbench sweep resume {path.stem}`."
         raise UserError(f"There is no file {path}.", hint) from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is no text in UTF-8.") from None

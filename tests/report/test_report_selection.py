@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import Engine
 from support.command import Shell
 from support.report_database import add_run, spec
+from support.store_samples import write_round
 
 from pflbench.errors import UserError
 from pflbench.report import looks, selection
@@ -17,8 +18,9 @@ from pflbench.report.arrangement import arrange
 from pflbench.report.selection import Filters
 from pflbench.report.tables import accuracy
 from pflbench.store import database as db
-from pflbench.store import runs
+from pflbench.store import runs, write
 from pflbench.store.runs import ALL, RoundRule
+from pflbench.store.write import RoundRecord
 
 P = "json_extract(spec, '$.method.hyperparameters.p')"
 
@@ -138,7 +140,21 @@ def test_the_suffix_of_a_file_says_its_format(shell: Shell, tmp_path: Path) -> N
     assert not list(tmp_path.glob("y*"))
 
 
-@pytest.mark.parametrize("text", ["", "Best", "first", "mean-last", "mean-last:", "mean-last:0", "mean-last:-1", "last:3"])
+def test_methods_with_one_title_are_told_apart_by_their_names(engine: Engine) -> None:
+    """Files of one's own that were copied, title and all."""
+    for name in ("fed-mix", "fed-mix-b", "fedavg"):
+        run = write.create_run(
+            engine, spec(name, hyperparameters={}), {"plugin": {"title": "FedMix"}} if name != "fedavg" else {}
+        )
+        write.update_run(engine, run, status="finished")
+        write_round(engine, run, RoundRecord(round=1, accuracy=0.5))
+    assert [row.label for row in Filters().select(engine).rows] == ["FedAvg", "FedMix, fed-mix", "FedMix, fed-mix-b"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "Best", "first", "mean-last", "mean-last:", "mean-last:0", "mean-last:-1", "mean-last:99999999999999999999", "last:3"],
+)
 def test_a_wrong_selection_names_the_valid_ones(text: str) -> None:
     with pytest.raises(UserError, match="best, val, last, mean-last:K"):
         selection.parse(text)
