@@ -201,13 +201,13 @@ class Federation:
         *,
         scalars: int | npt.NDArray[np.int64] = 0,
         since: Tensor | float | None = None,
-        memory: bool = True,
+        error_feedback: bool = True,
     ) -> Tensor:
         """Clients -> server: rows [c, ...], counted; raises Diverged for a non-finite upload, which is never averaged.
 
         Returns what the server gets. since: what both have and compressed uploads are the change of ([P], [c, P], or 0.0 where
-        the rows are changes themselves); without it, rows are never compressed (methods.md 2.14). memory: whether what topk
-        leaves out is added to the client's next upload; False where the next change holds it anyway.
+        the rows are changes themselves); without it, rows are never compressed (methods.md 2.14). error_feedback: whether what
+        topk leaves out is added to the client's next upload; False where the next change contains it anyway.
         """
         self.require_finite(rows, S, "upload")
         clients = S.cpu().numpy()
@@ -215,22 +215,22 @@ class Federation:
         self.ledger.traffic[clients, SCALARS_UP] += scalars
         if self._initialise is not None:
             self.uploads.append(rows)
-        return rows if self.protocol.upload == "full" or not rows.shape[-1] else self._compressed(rows, S, since, memory)
+        return rows if self.protocol.upload == "full" or not rows.shape[-1] else self._compressed(rows, S, since, error_feedback)
 
-    def _compressed(self, rows: Tensor, S: Tensor, since: Tensor | float | None, memory: bool) -> Tensor:
-        """The rows as the server gets them. memory: what topk leaves out is added to the client's next upload of that kind."""
+    def _compressed(self, rows: Tensor, S: Tensor, since: Tensor | float | None, error_feedback: bool) -> Tensor:
+        """The rows as the server gets them. error_feedback: what topk leaves out joins the client's next upload of that kind."""
         protocol, width, word = self.protocol, rows.shape[1], rows.itemsize
         if since is None:
             full = f"{width:,} numbers of each upload are sent in full, since the server has nothing that they are a change of."
             self.ledger.note("upload", f"--upload {protocol.upload}: {full}")
             return rows
         change, left_out = rows - since, f"left out of upload {self.ledger.compressed}"
-        memory = memory and protocol.kept_share is not None
-        if memory:
+        remembered = error_feedback and protocol.kept_share is not None
+        if remembered:
             self.buffers.setdefault(left_out, rows.new_zeros(self.size, width))
             change += self.buffers[left_out][S]
         sent = compressed(protocol, change)
-        if memory:
+        if remembered:
             self.buffers[left_out][S] = change - sent
         self.ledger.compressed += 1
         self.ledger.spared[S.cpu().numpy()] += word * width - upload_bytes(protocol, width, word)

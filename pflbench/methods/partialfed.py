@@ -137,8 +137,8 @@ class PartialFed(FedAvg):
     def update(self, fed: Federation, s: PartialFedState, S: Tensor) -> PartialFedState:
         warming_up = fed.t <= self.warmup_rounds
         theta_S, learned = (fed.sgd(fed.rows(s.start, S), S), s) if warming_up else self._alternate(fed, s, S)
-        # The client's own model goes on from its last one, which holds what was not sent of it.
-        w = fed.mean(fed.collect(theta_S, S, since=s.w, memory=warming_up or self.start == "received"), S)
+        # Training starts at the client's own model, so that the next change contains what was not sent.
+        w = fed.mean(fed.collect(theta_S, S, since=s.w, error_feedback=warming_up or self.start == "received"), S)
         return replace(learned, w=w, theta=put(s.theta, S, theta_S))
 
     def deployed(self, s: PartialFedState) -> Tensor:

@@ -63,8 +63,8 @@ class SCAFFOLD(Method):
         dy_S = fed.train_by(step, x_S, S, carry={"y": x_S}, given=given, plan=plan)["y"] - x_S
         dc_S = self.control(fed, s, S, plan, dy_S) - s.c_i[S]
         dy_S = fed.collect(dy_S, S, since=0.0)
-        # c_i moves by what is sent, so that the next change holds what was not.
-        dc_S = fed.collect(dc_S, S, since=0.0, memory=False)
+        # c_i moves by what was sent, so that the next change contains the rest.
+        dc_S = fed.collect(dc_S, S, since=0.0, error_feedback=False)
         x = s.x + self.eta_g * fed.mean(dy_S, S, self.aggregation)
         return SCAFFOLDState(x, s.c + dc_S.sum(0) / len(fed.candidates()), put(s.c_i, S, s.c_i[S] + dc_S))
 

@@ -20,7 +20,7 @@ from pflbench.report.labels import counted, words
 from pflbench.report.selection import Filters
 from pflbench.report.statistics import p_text
 from pflbench.report.tables.grid import CellText, Column, Grid
-from pflbench.report.tables.machines import ELSEWHERE, Machines, made_on
+from pflbench.report.tables.machines import Machines, made_on
 from pflbench.store import partitions
 from pflbench.store.rounds import tested
 from pflbench.store.runs import RoundRule
@@ -166,12 +166,11 @@ class EvidenceTable:
 
     @property
     def _machines(self) -> list[str]:
-        """Where accuracy depends on seconds."""
+        """The notes about machines, where accuracy depends on seconds."""
         if self.round_rule.at is None or self.round_rule.at.measure != "seconds":
             return []
         made = {place: [made_on(run) for run in runs] for place, runs in self.found.cells.items()}
-        notes = Machines.of(made).notes([row.label for row in self.found.rows])
-        return [note.replace(f"{ELSEWHERE}: a", "A") for note in notes]  # no cell here is a single method's
+        return Machines.of(made).notes([row.label for row in self.found.rows], marked=False)
 
     @property
     def _variants(self) -> list[str]:

@@ -45,11 +45,12 @@ class Machines:
         others = {(i, j): tuple(dict.fromkeys(m for m in of_cell if m != usual[j])) for (i, j), of_cell in made.items()}
         return cls(tuple(dict.fromkeys(usual.values())), {place: of_cell for place, of_cell in others.items() if of_cell})
 
-    def notes(self, rows: Sequence[str]) -> list[str]:
-        """rows: their labels."""
+    def notes(self, rows: Sequence[str], *, marked: bool = True) -> list[str]:
+        """rows: their labels. marked: whether the table marks the cells with runs made elsewhere."""
+        another = f"{ELSEWHERE}: another" if marked else "Another"
         others: dict[str, dict[str, None]] = defaultdict(dict)
         for (i, _), of_cell in self.elsewhere.items():
             for made in of_cell:
                 others[made][rows[i]] = None
-        marked = [f"{ELSEWHERE}: another machine or load: {made} ({', '.join(of)})." for made, of in others.items()]
-        return [f"Made on: {'; '.join(self.usual)}.", *marked, "Times of different machines or loads do not compare."]
+        named = [f"{another} machine or load: {made} ({', '.join(of)})." for made, of in others.items()]
+        return [f"Made on: {'; '.join(self.usual)}.", *named, "Times of different machines or loads do not compare."]
