@@ -127,7 +127,8 @@ def followed(specs: Sequence[RunSpec], quiet: bool) -> Follow:
                     error(step)
                 else:
                     if show:
-                        show(own[number], step.round, step.rounds, _figures(step))
+                        if step.kind != "finished":  # the bar stays as the last round left it
+                            show(own[number], step.round, step.rounds, _figures(step))
                     elif not quiet:
                         _print_step(own[number], number, step, last)
                     for text in step.news:
@@ -170,5 +171,4 @@ def _figures(step: Step) -> str:
         return f"resumed after round {step.round}" if step.kind == "resumed" else began
     accuracies = {"accuracy": step.accuracy, "best": step.best}
     known = [f"{name} {100 * value:.2f} %" for name, value in accuracies.items() if value is not None]
-    speed = [f"{step.seconds:.3g} s/round"] if step.seconds else []  # none of a run that has ended
-    return "  ".join((*known, *speed))
+    return "  ".join((*known, f"{step.seconds:.3g} s/round"))

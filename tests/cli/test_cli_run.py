@@ -54,6 +54,7 @@ def test_progress_on_a_terminal_is_a_bar(shell: Shell, monkeypatch: pytest.Monke
     told = b"".join(shown).decode()
     assert f"best {100 * best:.2f} %" in told
     assert "s/round" in told
+    assert " 0 s/round" not in told
     assert "100%" in told
 
 
