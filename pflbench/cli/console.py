@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -85,15 +85,17 @@ def print_json(value: Any) -> None:
     print(in_json(json.dumps(shown, indent=2, ensure_ascii=plain, default=lambda other: without_passwords(str(other)))))
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, err: bool = False) -> None:
-    """A plain table, on stdout or as a message; columns of numbers are right-aligned."""
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, err: bool = False, spare: Collection[str] = ()
+) -> None:
+    """A plain table, on stdout or as a message; columns of numbers are right-aligned, the first is never broken.
+
+    spare: columns that are left out where the terminal is too narrow for all.
+    """
     cells = [[text(cell) for cell in row] for row in rows]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, name in enumerate(columns):
-        numbers = all(_is_number(row[i]) for row in cells)
-        table.add_column(name, justify="right" if numbers else "left", overflow="fold")
-    for row in cells:
-        table.add_row(*map(Text, row))
+    table, console = _table(columns, cells, range(len(columns))), stderr() if err else stdout()
+    if spare and console.measure(table, options=console.options.update(max_width=_PIPED_WIDTH)).maximum > console.width:
+        table = _table(columns, cells, [i for i, name in enumerate(columns) if name not in spare])
     _print(table, err)
 
 
@@ -150,6 +152,16 @@ def _print(table: Table, err: bool = False) -> None:
     with console.capture() as printed:
         console.print(table)
     print("\n".join(line.rstrip() for line in printed.get().splitlines()), file=sys.stderr if err else sys.stdout)
+
+
+def _table(columns: Sequence[str], cells: Sequence[Sequence[str]], shown: Sequence[int]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i in shown:
+        numbers = all(_is_number(row[i]) for row in cells)
+        table.add_column(columns[i], justify="right" if numbers else "left", overflow="fold", no_wrap=i == 0)
+    for row in cells:
+        table.add_row(*(Text(row[i]) for i in shown))
+    return table
 
 
 def _is_number(cell: str) -> bool:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
 
 from pflbench.cli.console import error, message, stderr
 from pflbench.errors import Diverged, Occupied
@@ -22,6 +24,15 @@ if TYPE_CHECKING:
 # A log of 2,000 rounds should still be readable.
 SECONDS_BETWEEN_LINES = 5.0
 
+_ROOM_FOR_A_BAR = 110
+
+
+class _Figures(ProgressColumn):
+    """What a narrow terminal cuts first."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["figures"], no_wrap=True, overflow="ellipsis")
+
 
 @contextmanager
 def bars(quiet: bool = False, transient: bool = False) -> Iterator[Callable[..., None] | None]:
@@ -29,11 +40,17 @@ def bars(quiet: bool = False, transient: bool = False) -> Iterator[Callable[...,
     if quiet or not sys.stderr.isatty():
         yield None
         return
-    figures = TextColumn("{task.fields[figures]}")
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn(), figures, TimeRemainingColumn())
+    console = stderr()
+    columns = [
+        TextColumn("{task.description}"),
+        *([BarColumn(bar_width=24)] if console.width >= _ROOM_FOR_A_BAR else []),
+        TaskProgressColumn(),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+        _Figures(),
+    ]
     # With a bar Rich would redirect stdout to its console, which is stderr.
     redirected = sys.stdout.isatty()
-    with Progress(*columns, console=stderr(), transient=transient, redirect_stdout=redirected) as display:
+    with Progress(*columns, console=console, transient=transient, redirect_stdout=redirected) as display:
         tasks: dict[str, TaskID] = {}
 
         def show(what: str, done: int, total: int, figures: str = "", visible: bool = True) -> None:
@@ -128,7 +145,7 @@ def followed(specs: Sequence[RunSpec], quiet: bool) -> Follow:
                 else:
                     if show:
                         if step.kind != "finished":  # the bar stays as the last round left it
-                            show(own[number], step.round, step.rounds, _figures(step))
+                            show(own[number], step.round, step.rounds, _short(step))
                     elif not quiet:
                         _print_step(own[number], number, step, last)
                     for text in step.news:
@@ -163,6 +180,11 @@ def _print_step(name: str, number: int, step: Step, last: dict[int, float]) -> N
         if step.round == step.rounds or now - last.get(number, float("-inf")) >= SECONDS_BETWEEN_LINES:
             last[number] = now
             message(f"{name}: round {step.round}/{step.rounds}  {_figures(step)}")
+
+
+def _short(step: Step) -> str:
+    """The figures without words that a bar of 80 columns has no room for."""
+    return f"{step.round}/{step.rounds}  {_figures(step).removeprefix('accuracy ')}" if step.kind == "round" else _figures(step)
 
 
 def _figures(step: Step) -> str:

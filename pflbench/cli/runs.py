@@ -50,13 +50,14 @@ def list_(
     else:
         names = [(i.method, i.dataset, i.partition_label) for i in shown]
         apart = differences(names, [i.spec for i in shown], said=("partition.clients", "train.rounds"))
-        columns = ("run", "key", "status", "method", "dataset", "partition", "clients", "seed", "rounds", "best %", "created")
+        columns = ["run", "key", "status", "method", "dataset", "partition", "clients", "seed", "rounds", "best %", "created"]
         rows = [
             (i.id, i.key, i.status, i.method, i.dataset, i.partition_label, i.clients, i.seed,
              f"{i.last_round or 0}/{i.rounds}", "" if i.best is None else f"{100 * i.best:.2f}", i.created_at, more)
             for i, more in zip(shown, apart, strict=True)
         ]  # fmt: skip
-        print_table((*columns, "differs in") if any(apart) else columns, rows if any(apart) else [row[:-1] for row in rows])
+        columns += ["differs in"] * any(apart)
+        print_table(columns, [row[: len(columns)] for row in rows], spare=("key", "created"))
     if len(found) > limit:
         message(f"There are more: --limit {2 * limit}.")
 

@@ -50,9 +50,10 @@ def train_all(
     places: runs at a time. With 1 they train in this process, every round is shown, and an error ends the command unless
     `keep_going`. report: called whenever runs may have ended.
     """
+    from pflbench.plugins import described
     from pflbench.store.failures import patiently
     from pflbench.sweep.choose_executor import ExecutorOptions, choose_executor
-    from pflbench.sweep.run_queue import described, work
+    from pflbench.sweep.run_queue import work
 
     tell_checkpoints(results, queue.how)
     state = patiently(partial(queue.state, results))
@@ -129,7 +130,7 @@ def tell_errors(state: SweepState) -> None:
 
 def tell_failure(failure: Exception) -> None:
     """Prints the error of a run, unless another worker was quicker."""
-    from pflbench.sweep.run_queue import described
+    from pflbench.plugins import described
 
     if not isinstance(failure, Occupied):
         error(described(failure))

@@ -132,11 +132,23 @@ def installed(kind: str) -> tuple[Plugin, ...]:
     return _installed_on(kind, tuple(sys.path))
 
 
+def executed() -> set[str]:
+    """The Python files of plug-ins that this process has executed."""
+    return {str(module.__file__) for module in _executed.values()}
+
+
 def line_of(error: BaseException) -> str | None:
     """The last line of a plug-in's file in an error's traceback, as "own.py, line 3"; None if none of them is in it."""
-    files = {module.__file__ for module in _executed.values()}
-    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in executed()]
     return f"{lines[-1].filename}, line {lines[-1].lineno}" if lines else None
+
+
+def described(error: BaseException) -> str:
+    """A UserError as it is; another one on one line, after the line of a plug-in's file where it was raised, if it was."""
+    if isinstance(error, UserError):
+        return str(error)
+    line = line_of(error)
+    return f"{line}: {in_a_line(error)}" if line else in_a_line(error)
 
 
 def in_a_line(error: BaseException) -> str:

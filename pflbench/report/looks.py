@@ -7,7 +7,7 @@ the colour and the marker of the method itself, hollow, and dashes of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import Any
@@ -104,6 +104,16 @@ def assign(rows: Iterable[tuple[str, int]]) -> Mapping[tuple[str, int], Look]:
             marked = {(look.marker, look.fill) for look in beside}
             marker, fill = next((m for m in _marks(first) if m not in marked), (first.marker, first.fill))
             made[method, variant] = replace(first, marker=marker, fill=fill, dash=dash)
+    return made
+
+
+def coloured_apart(looks: Sequence[Look]) -> list[Look]:
+    """For a figure that has nothing but colours: a look whose colour an earlier one has gets the next that none has, if any."""
+    free = [colour for colour in COLOURS if colour not in {look.colour for look in looks}]
+    made: list[Look] = []
+    for look in looks:
+        taken = look.colour in {other.colour for other in made}
+        made.append(replace(look, colour=free.pop(0)) if taken and free else look)
     return made
 
 

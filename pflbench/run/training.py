@@ -17,6 +17,7 @@ from pflbench.engine import devices, memory
 from pflbench.engine.federation import Federation
 from pflbench.engine.requests import Executor
 from pflbench.errors import Diverged, Occupied, Unreachable, UserError, Vanished
+from pflbench.plugins import described
 from pflbench.run import record
 from pflbench.run.arithmetic import exact_arithmetic, memory_errors
 from pflbench.run.checkpoint import Checkpoints, Snapshot, owner, tensors
@@ -321,7 +322,7 @@ def _marked(spec: RunSpec, run_record: RunRecord, checkpoints: Checkpoints) -> I
         if interrupts.arrived():  # a library turned KeyboardInterrupt into its own error
             _stop(run_record, checkpoints, "interrupted", None)
             raise KeyboardInterrupt from error
-        told = "out of GPU memory" if memory.ran_out(error) else f"{type(error).__name__}: {error}"[:1000]
+        told = "out of GPU memory" if memory.ran_out(error) else described(error)
         _stop(run_record, checkpoints, "failed", told)
         raise
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from sqlalchemy import URL, Engine
 
 from pflbench import environment, interrupts, plain
-from pflbench.errors import Occupied, Unreachable, UserError, Vanished
+from pflbench.errors import Occupied, Unreachable, Vanished
+from pflbench.plugins import described
 from pflbench.plugins.methods import plugged_in
 from pflbench.run.device import find_device
 from pflbench.run.execution import Execution
@@ -166,10 +167,6 @@ def work(
             else:
                 _store_failure(queue, engine, specs, described(error))
     return made
-
-
-def described(error: Exception) -> str:
-    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
 def work_alone(queue: RunQueue, device: str | None, cores: int, place: int = 0) -> None:

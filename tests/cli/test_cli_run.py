@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import sys
 import threading
@@ -36,13 +37,15 @@ def test_results_on_stdout_messages_on_stderr_and_once_is_enough(shell: Shell) -
     assert rows("SELECT attempt, status FROM run") == [(1, "finished"), (2, "finished")]
 
 
-def test_progress_on_a_terminal_is_a_bar(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("columns", [160, 80])
+def test_progress_on_a_terminal_is_a_bar(shell: Shell, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """80 columns, which most terminals have, show all but the bar itself and the end of the seconds."""
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
     shown: list[bytes] = []
     reader = threading.Thread(target=drain, args=(ours, shown))
     reader.start()
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
     with os.fdopen(theirs, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
@@ -53,9 +56,29 @@ def test_progress_on_a_terminal_is_a_bar(shell: Shell, monkeypatch: pytest.Monke
     (best,) = rows("SELECT MAX(accuracy) FROM round")[0]
     told = b"".join(shown).decode()
     assert f"best {100 * best:.2f} %" in told
-    assert "s/round" in told
+    assert "fedavg digits Dir(0.1) seed 0 " in told
+    assert ("━━━" in told) == (columns == 160)
+    assert " 2/2 " in told
+    assert "00:00" in told, "the time left"
+    assert "s/round" in told or columns == 80
     assert " 0 s/round" not in told
     assert "100%" in told
+
+
+def test_a_terminal_of_80_columns_shows_runs_without_key_and_time(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell("run", "-m", "fedavg", *SHORT)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert plain(shell("runs", "list").out).split("\n")[0].split()[:3] == ["run", "status", "method"]
+    line = plain(shell("runs", "list").out).split("\n")[1]
+    assert line.startswith("  1  finished  fedavg  digits   Dir(0.1)         5     0     2/2")
+    monkeypatch.setenv("COLUMNS", "120")
+    assert plain(shell("runs", "list").out).split()[:3] == ["run", "key", "status"]
+
+
+def plain(shown: str) -> str:
+    """Without the codes for bold print."""
+    return re.sub(r"\x1b\[\d*m", "", shown)
 
 
 def drain(terminal: int, shown: list[bytes]) -> None:

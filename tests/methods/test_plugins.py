@@ -142,6 +142,25 @@ def test_an_error_in_a_method_names_its_line(shell: Shell) -> None:
     assert f"typo.py, line {line}: NameError: name 'thta_S' is not defined.\nThe error is in your own code" in told
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("    def deployed(self, s):\n        return None\n", "'NoneType' object has no attribute"),
+        ("    def receive(self, fed, s):\n        return s\n", "takes 3 positional arguments but 4 were given"),
+    ],
+)
+def test_a_wrong_return_value_or_signature_is_no_bug_of_pflbench(shell: Shell, wrong: str, words: str) -> None:
+    told = shell.refused(*RUN, "--plugin", write("own.py", f"{OWN}\n{wrong}"), "-m", "own")
+    assert words in told
+    assert "where pflbench uses your own code: probably a signature or a return value there is wrong. `pflbench methods" in told
+
+
+def test_the_line_of_an_error_is_told_where_other_runs_go_on(shell: Shell) -> None:
+    typo = OWN + "\n    def update(self, fed, s, S):\n        return thta_S\n"
+    told = shell(*RUN, "--keep-going", "--plugin", write("typo.py", typo), "-m", "typo")
+    assert (told.code, f"typo.py, line {len(typo.splitlines())}: NameError" in told.err) == (2, True)
+
+
 def test_a_missing_file_and_a_name_given_twice(shell: Shell) -> None:
     assert "nowhere.py cannot be read: No such file" in shell.refused(*RUN, "-m", "fedavg", "--plugin", "nowhere.py")
     a, b = write("a/own.py", OWN), write("b/own.py", OWN)

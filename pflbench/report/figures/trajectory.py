@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 from pflbench.errors import UserError
 from pflbench.report import render, style, web
 from pflbench.report.arrangement import Arranged, short
-from pflbench.report.looks import PLUGGED, Look
+from pflbench.report.looks import PLUGGED, Look, coloured_apart
 from pflbench.report.selection import Filters, Observed, spread, with_arrays
 from pflbench.report.style import small
 from pflbench.report.traces import GREY, Axis, Panel, Trace
@@ -132,6 +132,8 @@ def load(engine: Engine, seen: Sequence[Observed], client: int) -> Paths:
     if not rounds:
         raise UserError("These runs kept no round in common.", f"Make them with one command: {COMMAND.format(client)}.")
     held = [arrays.read(engine, one.run.id, one.name, rounds) for one in seen]
+    looks = coloured_apart([one.row.look for one in seen])
+    seen = [replace(one, row=replace(one.row, look=look)) for one, look in zip(seen, looks, strict=True)]
     return Paths(tuple(seen), client, tuple(rounds), np.stack([np.stack(list(of.values())) for of in held]))
 
 
@@ -184,7 +186,7 @@ def caption(found: Paths, flat: Plane, surface: bool, end: str = "a square") -> 
     some = "each round" if every else f"{SHOWN} of the {len(found.rounds)} rounds, evenly spaced, and where ALA begins"
     return (
         f"Local model of client {found.client} in rounds {found.rounds[0]} to {found.rounds[-1]}: {found.seen[0].setting.title}, "
-        f"{' and '.join(one.row.label for one in found.seen)}, seed {found.seen[0].run.seed}. Plane: the two principal "
+        f"{', '.join(one.row.label for one in found.seen)}, seed {found.seen[0].run.seed}. Plane: the two principal "
         f"components of all models shown ({100 * flat.explained[0]:.0f} % and {100 * flat.explained[1]:.0f} % of their "
         f"variance). Arrows: local training, from a circle to {end}, in {some}; thin lines: all of the way; numbers: "
         f"the first and the last round. Where paths coincide, the later method covers the earlier.{contours}"
