@@ -174,6 +174,7 @@ def checked(name: str, value: Any) -> tuple[str, Any]:
         raise unknown("option of a sweep", name, (*options(), "METHOD.NAME"))
     if name == "seeds" and isinstance(value, int):
         value = str(value)
+    value = str(value) if isinstance(value, bool) else value  # Pydantic would take True as the number 1
     try:
         return name, _type(name).validate_python(value)
     except ValidationError as error:

@@ -141,6 +141,8 @@ class _Reader:
             values = value if isinstance(value, list) else [value]
             if not values or None in values:
                 raise self._error(node, f"{key} has no value.", f"Write {key}: and its value, or take the line out.")
+            if any(isinstance(each, dict | list) for each in values):
+                raise self._error(node, f"{key} has a value that is neither a number nor a word.", f"For example {key}: [1, 2]")
             with self._located(node):
                 axes |= _axis(key, values)
         return axes
