@@ -89,7 +89,7 @@ def check(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
     else:
         say("\n".join(problems) if problems else "No problems found.")
     if problems:
-        message(f"{len(problems)} problem(s) in {without_passwords(db, alone=True)}.")
+        message(f"{len(problems)} problem{'s' * (len(problems) != 1)} in {without_passwords(db, alone=True)}.")
         raise typer.Exit(2)
 
 

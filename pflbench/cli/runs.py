@@ -149,10 +149,10 @@ def rm(
         if not yes:
             if not sys.stdin.isatty():
                 raise UserError("Nothing was removed: there is no terminal to ask on.", "Add --yes.")
-            typer.confirm(f"Remove {len(found)} run(s) with all their rounds?", err=True, abort=True)
+            typer.confirm(f"Remove {len(found)} run{'s' * (len(found) != 1)} with all rounds?", err=True, abort=True)
         for info in found.values():
             _remove(engine, info, checkpoints)
-    message(f"Removed {len(found)} run(s).")
+    message(f"Removed {len(found)} run{'s' * (len(found) != 1)}.")
 
 
 def _remove(engine: Engine, run: RunHead, checkpoints: str | None) -> None:

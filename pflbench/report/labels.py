@@ -75,7 +75,12 @@ _ONE = {
     "train.rounds": "1 round",
     "train.local_epochs": "1 local epoch",
     "train.eval_every": "evaluated every round",
+    "partition.min_samples": "at least 1 sample",
+    "train.lr_step_every": "lr step every round",
     "train.new_clients": "1 new client",
+    "train.new_every": "new clients every round",
+    "train.new_epochs": "1 epoch of new clients",
+    "train.new_samples": "1 sample of new clients",
 }
 
 
