@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -22,10 +23,9 @@ from pflbench.run.federation_data import load_federation_data
 from pflbench.run.record import as_begun
 from pflbench.run.training import Progress, execute
 from pflbench.spec import Pfllib, RunSpec
-from pflbench.store import partitions, paths, rounds, runs
+from pflbench.store import arrays, measures, partitions, paths, rounds, runs
 from pflbench.store.database import connect, reading, to_url
 from pflbench.store.exchange.merge import first_difference
-from pflbench.store.measures import AFTER_TRAINING
 from pflbench.store.partitions import PartitionRecord
 from pflbench.store.runs import Run
 from pflbench.store.schema import ClientRoundRow
@@ -85,12 +85,14 @@ def repeat(
 ) -> Repeated:
     """Trains `spec`, of a stored run, until round `last` (None: as far as it got) or the first difference. Writes nothing.
 
-    Compared are the partition, and what `import` compares of each round: all that the specification determines.
-    tolerance: as in `merge.first_difference`. Raises UserError for missing data.
+    Compared are the partition, what `import` compares of each round, which is all that the specification determines, and the
+    measures beside accuracy where they are stored. tolerance: as in `merge.first_difference`. Raises UserError for missing data.
     """
     _require_method(run)
-    both_moments = any(series.name == AFTER_TRAINING for series in rounds.second_series(store, run.id))
-    how = replace(_as_recorded(how, run), test_after_training=both_moments)
+    both_moments = any(series.name == measures.AFTER_TRAINING for series in rounds.second_series(store, run.id))
+    measured = arrays.rounds(store, [run.id], [measures.NAME]).get((run.id, measures.NAME), [])
+    every = math.gcd(*measured) or 1 if measured else 0
+    how = replace(_as_recorded(how, run), test_after_training=both_moments, metrics_every=every)
     reached = run.last_round or 0
     # A run that diverged must do so again, in the same round.
     until = spec.train.rounds if run.status == "diverged" and last is None else min(reached, reached if last is None else last)
@@ -126,9 +128,20 @@ def _difference(store: Engine, again: Engine, run: int, within: tuple[int, int],
     with reading(store) as stored, reading(again) as new:
         found = first_difference(stored, new, run, 1, within, tolerance)
     if found is None:
-        return None
+        return _other_measure(store, again, run, within, tolerance)
     before, now = ("none" if value is None else value for value in (found.here, found.there))
     return f"round {found.round}, {found.what}: {before} stored, {now} now"
+
+
+def _other_measure(store: Engine, again: Engine, run: int, within: tuple[int, int], tolerance: float) -> str | None:
+    """The first difference between stored measures beside accuracy and those of the run that is trained again."""
+    for t, stored in arrays.read(store, run, measures.NAME, range(within[0], within[1] + 1)).items():
+        now = arrays.read(again, 1, measures.NAME, [t]).get(t, np.full_like(stored, np.nan))
+        for row, column in np.argwhere(~np.isclose(stored, now, rtol=tolerance, atol=tolerance, equal_nan=True)):
+            whose = f"client {row - 1}" if row else "all clients"
+            name = measures.TITLES[measures.COLUMNS[column]]
+            return f"round {t}, {name} of {whose}: {stored[row, column]} stored, {now[row, column]} now"
+    return None
 
 
 def _other_partition(store: Engine, run: Run, spec: RunSpec, now: PartitionRecord) -> str | None:

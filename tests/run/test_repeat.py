@@ -19,11 +19,12 @@ from pflbench import plugins
 from pflbench.cli import main
 from pflbench.run import federation_data
 from pflbench.spec import RunSpec
+from pflbench.store import arrays, measures, partitions
 from pflbench.store import database as db
-from pflbench.store import partitions
 from pflbench.store.exchange import bundle
 
-RUN = ("run", "-m", "fedala", "-m", "ditto", "-d", "digits", "--clients", "4", "-r", "5", "--join-ratio", "0.5", "-q")
+RUN = ("run", "-m", "fedala", "-m", "ditto", "-d", "digits", "--clients", "4", "-r", "5", "--join-ratio", "0.5", "-q",
+       "--metrics-every", "2")  # fmt: skip
 NUMBERS = "SELECT accuracy, test_loss, train_loss, correct, total, loss FROM round JOIN client_round USING (run_id, round)"
 
 
@@ -109,6 +110,18 @@ def test_a_changed_row_is_found(mine: Path, shell: Shell, run: int, change: str,
     assert found["difference"].startswith(told)
 
 
+def test_a_changed_measure_is_found(mine: Path, shell: Shell) -> None:
+    """The AUC of a client in the last round, which is measured although it is no second one."""
+    engine = db.connect(db.to_url(str(mine)))
+    before = arrays.read(engine, 1, measures.NAME, [5])[5]
+    engine.dispose()
+    changed = before.copy()
+    changed[3, 0] = 0.25
+    sql(mine, "UPDATE artifact SET data = ? WHERE (run_id, round, name) = (1, 5, 'measures')", arrays.pack_array(changed))
+    done = shell("runs", "reproduce", "1", "-q")
+    assert (done.code, f"First in round 5, AUC of client 2: 0.25 stored, {before[3, 0]} now." in done.out) == (2, True)
+
+
 @pytest.mark.slow
 def test_another_executor_rounds_otherwise_and_is_named(mine: Path, shell: Shell) -> None:
     exact = shell("runs", "reproduce", "1", "-q", "--engine", "batched")
@@ -165,7 +178,7 @@ def test_a_bundle_is_verified_on_rounds_that_a_seed_draws(paper: Path, shell: Sh
         'UPDATE "partition" SET left_out = 3',
         "UPDATE round SET seconds_update = 0 WHERE run_id = 2 AND round = 2",
         "UPDATE series SET test_loss = test_loss + 1e-9 WHERE run_id = 2 AND round = 3",
-        "UPDATE artifact SET name = 'other' WHERE run_id = 2 AND round = 2",
+        "UPDATE artifact SET name = 'other' WHERE (run_id, round, name) = (2, 2, 'measures')",
     ],
 )
 def test_a_change_shows_in_the_hash(paper: Path, shell: Shell, change: str) -> None:
