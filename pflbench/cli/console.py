@@ -99,12 +99,12 @@ def print_table(
     _print(table, err)
 
 
-def print_records(records: Sequence[Mapping[str, object]], as_json: bool = False) -> None:
-    """Records with the same names, as JSON or as a table."""
+def print_records(records: Sequence[Mapping[str, object]], as_json: bool = False, spare: Collection[str] = ()) -> None:
+    """Records with the same names, as JSON or as a table. spare: as in `print_table`."""
     if as_json:
         print_json(records)
     elif records:
-        print_table(tuple(records[0]), [tuple(record.values()) for record in records])
+        print_table(tuple(records[0]), [tuple(record.values()) for record in records], spare=spare)
 
 
 def print_info(info: Mapping[str, object], as_json: bool) -> None:

@@ -61,7 +61,7 @@ def list_(dataset: Dataset = None, data_dir: o.DataDir = o.DEFAULT_DATA, as_json
             continue
         blocks = [block.names for block in made.blocks]
         row |= {"for": kind.label, "parameters": made.parameters, "head": made.head.names, "blocks": blocks}
-    print_records(rows, as_json)
+    print_records(rows, as_json, spare=("from",))
 
 
 @app.command()
