@@ -105,14 +105,14 @@ def _execute(arguments: Sequence[str]) -> int:
     except Exception as raised:
         if os.environ.get("PFLBENCH_DEBUG") == "1":
             raise
-        code, text = _explain(raised)
+        code, text = _explain(raised, arguments)
         if text:
             with suppress(OSError):  # the terminal may be gone
                 error(text)
         return flushed(code)
 
 
-def _explain(raised: Exception) -> tuple[int, str]:
+def _explain(raised: Exception, arguments: Sequence[str]) -> tuple[int, str]:
     """The exit code, and the message with its hint."""
     if isinstance(raised, UserError):
         return 2, str(raised)
@@ -133,7 +133,7 @@ def _explain(raised: Exception) -> tuple[int, str]:
     told = f"{plugins.described(raised)}.\n"
     if plugins.line_of(raised):
         return 2, f"{told}The error is in your own code, or in what it calls. {plugins.TRACEBACK}"
-    if plugins.executed():
+    if any(".py" in word for word in arguments):
         told += "It was raised where pflbench uses your own code: probably a signature or a return value there is wrong. "
         return 2, f"{told}`pflbench methods test` finds most errors of a method. {plugins.TRACEBACK}"
     text = " ".join(str(raised).split())[:500]

@@ -132,14 +132,10 @@ def installed(kind: str) -> tuple[Plugin, ...]:
     return _installed_on(kind, tuple(sys.path))
 
 
-def executed() -> set[str]:
-    """The Python files of plug-ins that this process has executed."""
-    return {str(module.__file__) for module in _executed.values()}
-
-
 def line_of(error: BaseException) -> str | None:
     """The last line of a plug-in's file in an error's traceback, as "own.py, line 3"; None if none of them is in it."""
-    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in executed()]
+    files = {module.__file__ for module in _executed.values()}
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     return f"{lines[-1].filename}, line {lines[-1].lineno}" if lines else None
 
 
