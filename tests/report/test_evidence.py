@@ -142,6 +142,8 @@ def test_every_form_has_the_verdict(engine: Engine) -> None:
     for form in FORMATS:
         assert "confirmed" in render(build(engine).grid(), form), form
     assert "of 2 claims 1 confirmed, 1 not resolvable" in render(build(engine).grid())
+    assert render(build(engine).grid(), "markdown").startswith("| Claim | source |")
+    assert "\nClaim & source & " in render(build(engine).grid(), "latex")
 
 
 def test_a_setting_without_a_pair_has_a_note_and_no_column(engine: Engine) -> None:
