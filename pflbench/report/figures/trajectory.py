@@ -183,10 +183,12 @@ def caption(found: Paths, flat: Plane, surface: bool, end: str = "a square") -> 
     """end: what stands where a round ends."""
     contours = " Contours: its mean loss on all of its training data at points of the plane." if surface else ""
     every = len(found.rounds) <= SHOWN
+    *others, last = (one.row.label for one in found.seen)
+    methods = f"{', '.join(others)} and {last}" if others else last
     some = "each round" if every else f"{SHOWN} of the {len(found.rounds)} rounds, evenly spaced, and where ALA begins"
     return (
         f"Local model of client {found.client} in rounds {found.rounds[0]} to {found.rounds[-1]}: {found.seen[0].setting.title}, "
-        f"{', '.join(one.row.label for one in found.seen)}, seed {found.seen[0].run.seed}. Plane: the two principal "
+        f"{methods}, seed {found.seen[0].run.seed}. Plane: the two principal "
         f"components of all models shown ({100 * flat.explained[0]:.0f} % and {100 * flat.explained[1]:.0f} % of their "
         f"variance). Arrows: local training, from a circle to {end}, in {some}; thin lines: all of the way; numbers: "
         f"the first and the last round. Where paths coincide, the later method covers the earlier.{contours}"
