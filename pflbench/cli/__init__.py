@@ -130,12 +130,12 @@ def _explain(raised: Exception, arguments: Sequence[str]) -> tuple[int, str]:
             return 2, f"The database failed: {raised.orig}.\n`pflbench db check` looks for damage."
     from pflbench import plugins
 
-    told = f"{plugins.described(raised)}.\n"
+    what = f"{plugins.described(raised)}.\n"
     if plugins.line_of(raised):
-        return 2, f"{told}The error is in your own code, or in what it calls. {plugins.TRACEBACK}"
+        return 2, f"{what}The error is in your own code, or in what it calls. {plugins.TRACEBACK}"
     if any(".py" in word for word in arguments):
-        told += "It was raised where pflbench uses your own code: probably a signature or a return value there is wrong. "
-        return 2, f"{told}`pflbench methods test` finds most errors of a method. {plugins.TRACEBACK}"
+        what += "It was raised where pflbench uses your own code: probably a signature or a return value there is wrong. "
+        return 2, f"{what}`pflbench methods test` finds most errors of a method. {plugins.TRACEBACK}"
     text = " ".join(str(raised).split())[:500]
     return 1, f"{type(raised).__name__}: {text}\nA bug of pflbench: please report it with what PFLBENCH_DEBUG=1 shows."
 

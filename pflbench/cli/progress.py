@@ -28,7 +28,7 @@ _ROOM_FOR_A_BAR = 110
 
 
 class _Figures(ProgressColumn):
-    """What a narrow terminal cuts first."""
+    """Accuracy and seconds per round; a narrow terminal cuts them first."""
 
     def render(self, task: Task) -> Text:
         return Text(task.fields["figures"], no_wrap=True, overflow="ellipsis")
@@ -145,7 +145,7 @@ def followed(specs: Sequence[RunSpec], quiet: bool) -> Follow:
                 else:
                     if show:
                         if step.kind != "finished":  # the bar stays as the last round left it
-                            show(own[number], step.round, step.rounds, _short(step))
+                            show(own[number], step.round, step.rounds, _in_bar(step))
                     elif not quiet:
                         _print_step(own[number], number, step, last)
                     for text in step.news:
@@ -182,8 +182,8 @@ def _print_step(name: str, number: int, step: Step, last: dict[int, float]) -> N
             message(f"{name}: round {step.round}/{step.rounds}  {_figures(step)}")
 
 
-def _short(step: Step) -> str:
-    """The figures without words that a bar of 80 columns has no room for."""
+def _in_bar(step: Step) -> str:
+    """The figures of a round with fewer words, so that they fit into 80 columns."""
     return f"{step.round}/{step.rounds}  {_figures(step).removeprefix('accuracy ')}" if step.kind == "round" else _figures(step)
 
 

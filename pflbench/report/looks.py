@@ -107,8 +107,8 @@ def assign(rows: Iterable[tuple[str, int]]) -> Mapping[tuple[str, int], Look]:
     return made
 
 
-def coloured_apart(looks: Sequence[Look]) -> list[Look]:
-    """For a figure that has nothing but colours: a look whose colour an earlier one has gets the next that none has, if any."""
+def with_distinct_colours(looks: Sequence[Look]) -> list[Look]:
+    """For figures that tell methods apart by colour alone: repeated colours are replaced by unused ones, while there are any."""
     free = [colour for colour in COLOURS if colour not in {look.colour for look in looks}]
     made: list[Look] = []
     for look in looks:

@@ -91,7 +91,7 @@ def repeat(
     _require_method(run)
     both_moments = any(series.name == measures.AFTER_TRAINING for series in rounds.second_series(store, run.id))
     measured = arrays.rounds(store, [run.id], [measures.NAME]).get((run.id, measures.NAME), [])
-    every = math.gcd(*measured) or 1 if measured else 0
+    every = math.gcd(*measured) or 1 if measured else 0  # the last round is measured, too, and need not be a multiple
     how = replace(_as_recorded(how, run), test_after_training=both_moments, metrics_every=every)
     reached = run.last_round or 0
     # A run that diverged must do so again, in the same round.

@@ -85,7 +85,7 @@ def test_fedala_s_colour_is_its_own_in_its_paper_s_tables() -> None:
 def test_where_only_colours_tell_methods_apart_no_two_share_one() -> None:
     """FedAvg, APPLE and FedBABU have one colour; the first of them keeps it, and so does who shares none."""
     given = [looks.of(name) for name in ("fedala", "fedavg", "apple", "fedbabu", "ditto")]
-    made = [look.colour for look in looks.coloured_apart(given)]
+    made = [look.colour for look in looks.with_distinct_colours(given)]
     assert [made[place] for place in (0, 1, 4)] == [given[place].colour for place in (0, 1, 4)]
     assert len(set(made)) == len(given)
-    assert len(looks.coloured_apart([looks.of(name) for name in EVERY])) == len(EVERY), "more methods than colours"
+    assert len(looks.with_distinct_colours([looks.of(name) for name in EVERY])) == len(EVERY), "more methods than colours"

@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 from pflbench.errors import UserError
 from pflbench.report import render, style, web
 from pflbench.report.arrangement import Arranged, short
-from pflbench.report.looks import PLUGGED, Look, coloured_apart
+from pflbench.report.looks import PLUGGED, Look, with_distinct_colours
 from pflbench.report.selection import Filters, Observed, spread, with_arrays
 from pflbench.report.style import small
 from pflbench.report.traces import GREY, Axis, Panel, Trace
@@ -132,7 +132,7 @@ def load(engine: Engine, seen: Sequence[Observed], client: int) -> Paths:
     if not rounds:
         raise UserError("These runs kept no round in common.", f"Make them with one command: {COMMAND.format(client)}.")
     held = [arrays.read(engine, one.run.id, one.name, rounds) for one in seen]
-    looks = coloured_apart([one.row.look for one in seen])
+    looks = with_distinct_colours([one.row.look for one in seen])
     seen = [replace(one, row=replace(one.row, look=look)) for one, look in zip(seen, looks, strict=True)]
     return Paths(tuple(seen), client, tuple(rounds), np.stack([np.stack(list(of.values())) for of in held]))
 

@@ -123,7 +123,7 @@ class EvidenceTable:
         records = tuple(self._record(i, j, one) for (i, j), one in self.findings.items())
         document = {"orders": [vars(one) for one in self.agreements]}
         names = tuple(claim.text for claim in self.claims)
-        return Grid("Evidence", names, tuple(columns), self.notes, records, document, of="Claim")
+        return Grid("Evidence", names, tuple(columns), self.notes, records, document, row_head="Claim")
 
     def _record(self, i: int, j: int, found: ClaimResult) -> dict[str, Any]:
         claim, setting = self.claims[i], self.found.settings[j]

@@ -57,7 +57,7 @@ class Grid:
     """Rows, columns of text, notes, and the numbers behind them.
 
     columns[j].entries[i] stands in the row labels[i]. records: a line of CSV for each cell, in full precision, with its
-    "runs". of: what a row is.
+    "runs". row_head: the head of the labels.
     """
 
     title: str
@@ -66,7 +66,7 @@ class Grid:
     notes: tuple[str, ...]
     records: tuple[dict[str, Any], ...]
     document: dict[str, Any] = field(default_factory=dict)  # what JSON says beside the records
-    of: str = "Method"
+    row_head: str = "Method"
 
     @property
     def runs(self) -> tuple[int, ...]:
@@ -135,7 +135,7 @@ def _markdown(table: Grid, width: int | None) -> str:
         return "| " + " | ".join(texts) + " |"
 
     heads = ("<br>".join(map(_as_markdown, c.head)) for c in columns)
-    lines = [line([table.of, *heads]), line(["---", *("---:" for _ in columns)])]
+    lines = [line([table.row_head, *heads]), line(["---", *("---:" for _ in columns)])]
     for i, label in enumerate(table.labels):
         entries = [c.entries[i] for c in columns]
         texts = (f"**{_as_markdown(e.text.removesuffix(' *'))}**" if e.best else _as_markdown(e.text) for e in entries)
@@ -187,7 +187,7 @@ def _tabular(table: Grid, columns: Sequence[Column]) -> list[str]:
     return [
         rf"\begin{{tabular}}{{l{'r' * len(columns)}}}",
         r"\toprule",
-        " & ".join([table.of, *map(head, columns)]) + r" \\",
+        " & ".join([table.row_head, *map(head, columns)]) + r" \\",
         r"\midrule",
         *(row + r" \\" for row in rows),
         r"\bottomrule",
