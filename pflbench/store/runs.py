@@ -40,6 +40,7 @@ class RunScope:
 
 
 ALL = RunScope(smoke=True)
+SHORTEST_KEY = 8  # characters of a key's beginning that has digits alone
 _IS_SMOKE = func.coalesce(RunRow.environment["scale"].as_string(), "") == SMOKE
 
 
@@ -244,6 +245,8 @@ def that_counts(found: Sequence[R]) -> R | None:
 def find(engine: Engine, id_or_key: int | str) -> Run:
     """One run by its number, or the newest attempt of a key (or of the beginning of a key), with its current status.
 
+    Fewer than SHORTEST_KEY digits without a letter are a number.
+
     Raises UserError if no run or runs of several keys match.
     """
     return _found(engine, Run, id_or_key)
@@ -286,7 +289,9 @@ def hidden_smoke(engine: Engine, among: RunScope) -> int:
 def _found(engine: Engine, kind: type[R], id_or_key: int | str) -> R:
     text = str(id_or_key)
     found = _stored(engine, kind, RunRow.id == int(text)) if text.isdigit() and len(text) < 16 else []
-    if text and not found and not isinstance(id_or_key, int):
+    # "1" must not find the key 1f03... when run 1 has been removed: `runs rm 1` would remove another run.
+    number = isinstance(id_or_key, int) or (text.isdigit() and len(text) < SHORTEST_KEY)
+    if text and not found and not number:
         found = _stored(engine, kind, RunRow.key.startswith(text.lower(), autoescape=True))
         found.sort(key=lambda run: run.attempt)
     keys = {run.key for run in found}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 
 import numpy as np
 import pytest
@@ -67,6 +68,18 @@ def test_a_run_is_found_by_number_key_and_beginning_of_the_key(engine: Engine) -
     for missing in ("99", "zzz", ""):
         with pytest.raises(UserError, match="No run"):
             runs.find(engine, missing)
+
+
+def test_a_number_never_means_a_key(engine: Engine) -> None:
+    """`runs rm 1`, typed twice, must not remove the run whose key begins with 1."""
+    seed = next(seed for seed in count() if spec(seed=seed).key[:8].isdigit())
+    run = add_run(engine, spec(seed=seed), [])
+    key = spec(seed=seed).key
+    for length in range(1, 8):
+        if key[:length] != str(run):
+            with pytest.raises(UserError, match=f"No run '{key[:length]}'"):
+                runs.find(engine, key[:length])
+    assert runs.find(engine, key[:8]).id == run
 
 
 def test_a_beginning_of_several_keys_is_refused(engine: Engine) -> None:
